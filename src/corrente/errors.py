@@ -1,0 +1,90 @@
+"""One exception tree; every leaf also inherits the standard type a caller would expect.
+
+CorrenteError
+├── ConfigError(ValueError)           a knob is wrong; raised before a model is loaded        -> exit code 2
+├── RolloutError(RuntimeError)        one episode failed; recorded, charged to the budget, never fatal by itself
+│   ├── GenerationError               the engine refused or lost this request
+│   ├── RewardError                   a reward function raised, hung or answered with the wrong shape
+│   └── DeadlineError(TimeoutError)   the episode or its scoring ran past its deadline
+├── AlignmentError(ValueError)        tokens, log-probs, spans, ... of one sequence disagree in length
+├── PipelineError(RuntimeError)       the run cannot go on                                     -> exit code 1
+│   ├── StallError(TimeoutError)      nothing moved for too long; says who waits for what, since when
+│   ├── FailureBudgetError            one boundary fails systematically
+│   ├── NothingToLearnError           every group is untrainable
+│   ├── DivergedError(ArithmeticError) non-finite loss or gradient
+│   ├── SyncError                     new weights could not be brought to every engine
+│   ├── WorkerDied                    a child process ended; carries its name and last words
+│   └── CheckpointError(OSError)      a checkpoint could not be written or read
+├── EndOfStream                       the feed is closed; nothing more will be admitted
+└── LedgerError(AssertionError)       our own bug: a prompt settled twice, or a bound broken
+
+A bad rollout is data; a bad pipeline is a crash.
+"""
+
+
+class CorrenteError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(CorrenteError, ValueError):
+    """What was given, what is allowed, which key to change."""
+
+
+class RolloutError(CorrenteError, RuntimeError):
+    """One episode failed. The pipeline records it and goes on within the failure budget."""
+
+
+class GenerationError(RolloutError):
+    """The engine refused or lost one request."""
+
+
+class RewardError(RolloutError):
+    """A reward function failed; the message begins with its name."""
+
+
+class DeadlineError(RolloutError, TimeoutError):
+    """An episode, or its scoring, did not end before its deadline."""
+
+
+class AlignmentError(CorrenteError, ValueError):
+    """Arrays that describe the same tokens differ in length. Never padded, never cut."""
+
+
+class PipelineError(CorrenteError, RuntimeError):
+    """The run cannot continue."""
+
+
+class StallError(PipelineError, TimeoutError):
+    """No stage moved within the watchdog's patience."""
+
+
+class FailureBudgetError(PipelineError):
+    """One boundary (engine, environment, a reward function) failed too often."""
+
+
+class NothingToLearnError(PipelineError):
+    """Every group for many batches in a row was untrainable."""
+
+
+class DivergedError(PipelineError, ArithmeticError):
+    """Loss or gradient is not finite. Never skipped silently."""
+
+
+class SyncError(PipelineError):
+    """A publish failed; every engine still holds the old version."""
+
+
+class WorkerDied(PipelineError):
+    """A child process ended while it was needed."""
+
+
+class CheckpointError(PipelineError, OSError):
+    """A checkpoint could not be written, or the one named cannot be read."""
+
+
+class EndOfStream(CorrenteError):
+    """The buffer is closed for admission."""
+
+
+class LedgerError(CorrenteError, AssertionError):
+    """An invariant of corrente itself is broken: please report it."""
