@@ -1,0 +1,35 @@
+"""Version checks at consumption, composable: reject drops whole groups, mask withholds single tokens."""
+
+from __future__ import annotations
+
+from corrente.staleness.base import Verdict
+from corrente.types import Group
+
+
+class Accept:
+    """No check: the gate alone bounds age."""
+
+    def judge(self, group: Group, version: int) -> Verdict:
+        return Verdict()
+
+
+class ByVersion:
+    """Mask tokens older than ``mask`` versions, then reject a group whose oldest trainable token is older than ``reject``.
+
+    A group of which nothing is left after masking is stale. Age is ``version`` (about to be trained) minus the version that
+    sampled the token: time spent in the queue counts.
+    """
+
+    def __init__(self, *, reject: int | None = None, mask: int | None = None) -> None:
+        self._reject = reject
+        self._mask = mask
+
+    def judge(self, group: Group, version: int) -> Verdict:
+        limit = None if self._mask is None else version - self._mask
+        versions = [v for e in group.episodes for v in e.span_versions() if limit is None or v >= limit]
+        if not versions:
+            return Verdict(stale=f"every token is older than staleness.mask = {self._mask} versions")
+        age = version - min(versions)
+        if self._reject is not None and age > self._reject:
+            return Verdict(stale=f"older than staleness.reject = {self._reject} versions")
+        return Verdict(oldest_trainable=limit)
