@@ -1,0 +1,73 @@
+# Everything starts here: `make demo` on a bare clone trains a model, `make test` runs the tests. Both create .venv first.
+# A second call is quick: what was installed is remembered in .venv/.ready-* and redone when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= smollm2-135m-instruct
+DEMO ?= examples/addition2.toml
+# Where another torch build is wanted (CPU only, another CUDA): make demo TORCH="torch==2.13.0 --index-url <its index>"
+TORCH ?= torch
+# Passed on to `corrente run` and to pytest: make demo ARGS="--set run.steps=5"
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := src tests benchmarks
+
+.PHONY: help demo venv dev model test test-slow test-all format lint types imports check clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: model  ## train SmolLM2-135M on additions, here, from nothing
+	$(BIN)/corrente run $(DEMO) $(ARGS)
+
+venv: $(VENV)/.ready-run  ## the environment that runs corrente
+dev: $(VENV)/.ready-dev  ## the environment that develops it
+
+model: $(VENV)/.ready-run  ## fetch, verify and convert the example model (once; cached outside the clone)
+	$(BIN)/corrente fetch $(MODEL)
+
+test: $(VENV)/.ready-dev  ## the default tests: no model, no GPU, nothing slow
+	$(BIN)/pytest $(ARGS)
+
+test-slow: $(VENV)/.ready-dev model  ## the tests that take longer or need the model
+	$(BIN)/pytest -m "(slow or model) and not gpu" $(ARGS)
+
+test-all: $(VENV)/.ready-dev model  ## every test that needs no GPU
+	$(BIN)/pytest -m "not gpu" $(ARGS)
+
+check: lint types imports  ## what has to be clean before a commit
+
+format: $(VENV)/.ready-dev  ## format and fix what can be fixed
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+types: $(VENV)/.ready-dev
+	$(BIN)/pyright
+
+imports: $(VENV)/.ready-dev
+	$(BIN)/lint-imports
+
+clean:  ## remove the environment and what tools left; runs/ and the cached model stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corrente needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-run: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing corrente into $(VENV) (torch is the large part)"
+	$(PIP) install -c constraints.txt $(TORCH)
+	$(PIP) install -c constraints.txt -e '.[gguf]'
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-run
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
