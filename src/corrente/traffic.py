@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from corrente.waiting import Bell
 
@@ -17,7 +17,7 @@ class _Lane:
         self.live = 0
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[None]:
+    async def enter(self) -> AsyncGenerator[None]:
         await self._bell.until(lambda: self._holders == 0)
         self.live += 1
         try:
@@ -27,7 +27,7 @@ class _Lane:
             self._bell.ring()
 
     @asynccontextmanager
-    async def quiet(self) -> AsyncIterator[None]:
+    async def quiet(self) -> AsyncGenerator[None]:
         self._holders += 1
         try:
             await self._bell.until(lambda: self.live == 0)
@@ -44,8 +44,8 @@ class Valve:
         self.requests = _Lane()
         self.groups = _Lane()
 
-    def quiet_requests(self):
+    def quiet_requests(self) -> AbstractAsyncContextManager[None]:
         return self.requests.quiet()
 
-    def quiet_groups(self):
+    def quiet_groups(self) -> AbstractAsyncContextManager[None]:
         return self.groups.quiet()

@@ -7,7 +7,7 @@ nothing moves, and where the idle fractions come from. No wall clock: time is ``
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import anyio
@@ -48,7 +48,7 @@ class Waits:
         self._total_s: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     @contextmanager
-    def on(self, who: str, what: str) -> Iterator[None]:
+    def on(self, who: str, what: str) -> Generator[None]:
         """Register a wait for the length of a ``with`` block."""
         self._serial += 1
         key = self._serial

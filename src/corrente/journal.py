@@ -1,0 +1,37 @@
+"""The run's own record of time: when it began, when something last moved, who waits for what; spans and events to the sink."""
+
+from __future__ import annotations
+
+import anyio
+
+from corrente.errors import StallError
+from corrente.observe.base import Sink
+from corrente.waiting import Waits
+
+
+class Journal:
+    """Seconds are those of ``anyio.current_time()``, counted from the start of the run, an earlier part's included."""
+
+    def __init__(self, sink: Sink, *, before_s: float = 0.0) -> None:
+        self.sink = sink
+        self.waits = Waits()
+        self._before_s = before_s
+        self._start_s = self._moved_s = anyio.current_time()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._before_s + anyio.current_time() - self._start_s
+
+    def moved(self) -> None:
+        """Something made progress: the watchdog's patience starts anew."""
+        self._moved_s = anyio.current_time()
+
+    def span(self, track: str, name: str, start_s: float, **attrs: object) -> None:
+        """``name`` on ``track``, from ``start_s`` until now."""
+        self.sink.span(track, name, start_s, self.elapsed_s, attrs)
+
+    async def watch(self, patience_s: float) -> None:
+        """Raise StallError, saying who waits for what, once nothing has moved for ``patience_s``."""
+        while (quiet_s := anyio.current_time() - self._moved_s) < patience_s:
+            await anyio.sleep(patience_s - quiet_s)
+        raise StallError(f"nothing moved for limits.watchdog_s = {patience_s} s: {self.waits.describe()}")

@@ -1,0 +1,399 @@
+"""THE loop: feed -> generate -> score -> buffer -> learn -> publish.
+
+stage      waits for                                     is woken by                            ends with
+---------  --------------------------------------------  -------------------------------------  ---------------------------
+feed       a free slot (admission: the only throttle)    publish (weights live), or a drop      a ticket and its prompt
+generate   the valve, then the engine                    the inflight policy; the engine        G episodes, some failed
+score      the scorer, under its deadline                the scorer                             a group with rewards
+buffer     nothing                                       -                                      put, or drop with a reason
+learn      P groups that may be consumed                 buffer                                 one optimizer step
+stage      the flip of the version before                publish                                weights where engines see them
+publish    a staged version; the inflight policy         learn                                  version + 1, freed slots
+evaluate   a version that is due                         publish                                held-out reward
+report     a finished step                               learn                                  metrics in the sinks
+watch      the clock                                     -                                      StallError when nothing moved
+
+Every prompt that is admitted ends in exactly one of trained / filtered / failed / stale / cancelled (``Ledger``). The version
+advances only when every engine has applied it, and only then do the slots of the groups it was trained on come free; with
+consumption inside the window this bounds the age of every trained token, which is asserted in ``_learn``.
+
+No wall clock and no threads: time is ``anyio.current_time()``, so the same code runs under asyncio in production and under trio
+with a virtual clock in tests and in the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from corrente.budget import FailureBudget
+from corrente.errors import CorrenteError, EndOfStream, LedgerError, NothingToLearnError
+from corrente.evaluation import Evaluator
+from corrente.journal import Journal
+from corrente.ledger import Admission, Ledger
+from corrente.parts import Outcome, Parts, Snapshot, Unfinished
+from corrente.publishing import Publisher
+from corrente.reporting import Report, Reporter
+from corrente.rollout import Player, first_error, scored, survivors
+from corrente.sync.base import Update
+from corrente.tally import group_metrics, lag_metrics, sample_record
+from corrente.traffic import Valve
+from corrente.types import Batch, Group, Prompt
+from corrente.types import Outcome as GroupOutcome
+from corrente.waiting import Bell
+
+Staged = tuple[Update, tuple[int, ...]]
+"""An update on its way, and the groups whose slots it frees."""
+
+
+async def run(parts: Parts, *, snapshot: Snapshot | None = None, stop: anyio.Event | None = None) -> Outcome:
+    """Run the pipeline to its end. ``snapshot``: continue from a checkpoint. ``stop``: once set, end at the next version,
+    with a checkpoint. Errors come out as one exception, the first that happened."""
+    try:
+        return await Pipeline(parts, snapshot=snapshot, stop=stop).run()
+    except BaseExceptionGroup as group:
+        raise root_cause(group) from group
+    finally:
+        parts.sink.close()
+
+
+class Pipeline:
+    """The state of one run. Stages are methods, in the order in which data passes them."""
+
+    def __init__(self, parts: Parts, *, snapshot: Snapshot | None = None, stop: anyio.Event | None = None) -> None:
+        self.parts = parts
+        self.plan = parts.plan
+        self.step = snapshot.step if snapshot else 0
+        self.version = -1
+        """Live in the engine."""
+        self.learner_version = snapshot.version if snapshot else 0
+        """The version the learner's next step starts from; at most one ahead of the live one, plus a step in progress."""
+        self.ledger = Ledger(snapshot.ledger if snapshot else None)
+        self.journal = Journal(parts.sink, before_s=snapshot.elapsed_s if snapshot else 0.0)
+        self.valve = Valve()
+        limits = self.plan.limits
+        self._budget = FailureBudget(fraction=limits.failure_fraction, window=limits.failure_window)
+        self._player = self._make_player(self._budget)
+        self._publisher = Publisher(
+            sync=parts.sync,
+            inflight=parts.inflight,
+            valve=self.valve,
+            journal=self.journal,
+            retries=self.plan.publish_retries,
+        )
+        self._evaluator = Evaluator(
+            player=self._make_player(FailureBudget(fraction=1.0, window=1)),
+            scorer=parts.scorer,
+            prompts=parts.eval_prompts,
+            plan=self.plan.eval,
+            seed=self.plan.seed,
+            journal=self.journal,
+        )
+        self._carried = list(snapshot.unfinished) if snapshot else []
+        self._next_ticket = snapshot.next_ticket if snapshot else 0
+        self._stop = stop or anyio.Event()
+        self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()
+        self._landed = Bell()
+        self._trained_since_stage: list[int] = []
+        self._untrainable_in_a_row = 0
+        if snapshot:
+            parts.prompts.restore(snapshot.prompts)
+
+    async def run(self) -> Outcome:
+        """All stages side by side, until the last step is taken, the data ends or ``stop`` is set."""
+        ended, checkpoint = "", None
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(self.journal.watch, self.plan.limits.watchdog_s)
+            watching.start_soon(self._heed_stop)
+            update = await self._publisher.stage(self.learner_version)
+            await self._publisher.land(update)
+            self.version = update.version
+            ended = await self._flow()
+            if ended != "stopped":
+                await self._evaluator.run(step=self.step, version=self.version)
+            checkpoint = await self._checkpoint()
+            watching.cancel_scope.cancel()
+        self.ledger.settle_rest("cancelled", "the run ended")
+        return Outcome(
+            ended=ended,
+            steps=self.step,
+            version=self.version,
+            counts=self.ledger.counts(),
+            elapsed_s=self.journal.elapsed_s,
+            checkpoint=checkpoint,
+        )
+
+    async def _flow(self) -> str:
+        """feed .. publish. Ends when ``_learn`` does: closing its streams ends publish and report, the feed is cancelled."""
+        flips, flips_in = anyio.create_memory_object_stream[Staged](1)
+        reports, reports_in = anyio.create_memory_object_stream[Report](64)
+        reporter = Reporter(
+            engine=self.parts.engine,
+            buffer=self.parts.buffer,
+            sync=self.parts.sync,
+            ledger=self.ledger,
+            journal=self.journal,
+        )
+        ended = ""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._feed)
+            tasks.start_soon(self._publish, flips_in, tasks)
+            tasks.start_soon(reporter.run, reports_in, self.plan.max_age)
+            self._evaluate_when_due(tasks)
+            async with flips, reports:
+                ended = await self._learn(flips, reports)
+            self._feeding.cancel()
+        return ended
+
+    # ---- feed, generate, score, buffer ----------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        """Admit prompts as slots come free: first those a checkpoint left unfinished, in their order, then new ones."""
+        carried = list(self.parts.prompts.find([unfinished.prompt_id for unfinished in self._carried]))
+        with self._feeding:
+            async with anyio.create_task_group() as rollouts:
+                while True:
+                    with self.journal.waits.on("feed", "a free slot"):
+                        try:
+                            ticket = (await self.parts.buffer.reserve()).id
+                        except EndOfStream:
+                            return
+                    prompt = carried.pop(0) if carried else self.parts.prompts.next()
+                    if prompt is None:
+                        self.parts.buffer.drop(ticket)
+                        self.parts.buffer.close()
+                        return
+                    self._admit(ticket, prompt, rollouts)
+
+    def _admit(self, ticket: int, prompt: Prompt, rollouts: TaskGroup) -> None:
+        self._next_ticket = ticket + 1
+        self.ledger.admit(ticket, Admission(prompt=prompt, version=self.version))
+        self.journal.moved()
+        group = self._carried.pop(0).group if self._carried else None
+        if group is None:
+            rollouts.start_soon(self._rollout, ticket, prompt, self.version)
+        else:
+            self._put(msgspec.structs.replace(group, id=ticket))
+
+    async def _rollout(self, ticket: int, prompt: Prompt, version: int) -> None:
+        """Generate and score one group. It ends in the buffer, or dropped with a reason, and its slot comes back."""
+        async with self.valve.groups.enter():
+            with self._timed("generate", f"group {ticket}", prompt=prompt.id):
+                played = await self._player.group(
+                    ticket, prompt, size=self.plan.group_size, seed=self.plan.seed, version=version
+                )
+        self.journal.moved()
+        group, error = survivors(played), first_error(played)
+        if group.episodes:
+            with self._timed("score", f"group {ticket}"), self.journal.waits.on("score", "the scorer"):
+                after = await scored(self.parts.scorer, group, self._budget)
+            group, error = survivors(after), error or first_error(after)
+        reason = self.parts.algorithm.trainable(group)
+        if len(group.episodes) < 2 and error:
+            self._drop(ticket, "failed", error.splitlines()[0][:200])
+        elif reason:
+            self._drop(ticket, "filtered", reason)
+            self._count_untrainable(1, reason)
+        else:
+            self._untrainable_in_a_row = 0
+            self._put(group)
+
+    def _put(self, group: Group) -> None:
+        self.ledger.finish(group)
+        self.parts.buffer.put(group)
+        self.journal.moved()
+
+    def _drop(self, ticket: int, outcome: GroupOutcome, reason: str) -> None:
+        self.ledger.settle(ticket, outcome, reason)
+        self.parts.buffer.drop(ticket)
+        self.journal.moved()
+
+    def _count_untrainable(self, groups: int, reason: str) -> None:
+        """Warn after a step's worth of untrainable groups in a row; end the run after ``filter.patience`` of them."""
+        per_step, patience = self.plan.prompts_per_step, self.plan.filter.patience
+        before, self._untrainable_in_a_row = self._untrainable_in_a_row, self._untrainable_in_a_row + groups
+        said = f"{self._untrainable_in_a_row} groups in a row teach nothing ({reason})"
+        if before < per_step <= self._untrainable_in_a_row:
+            self.parts.sink.event("warning", f"{said}: a step's worth")
+        if self._untrainable_in_a_row >= patience * per_step:
+            raise NothingToLearnError(
+                f"{said}: the task is solved, impossible, or its reward is constant "
+                f"(allowed: filter.patience = {patience} batches of {per_step})"
+            )
+
+    # ---- learn ----------------------------------------------------------------------------------------------------------------
+
+    async def _learn(self, flips: MemoryObjectSendStream[Staged], reports: MemoryObjectSendStream[Report]) -> str:
+        """Take P groups, take a step, stage the new weights; returns why it ended."""
+        while self.step < self.plan.steps:
+            began_s = self.journal.elapsed_s
+            groups, limits = await self._collect()
+            if not groups:
+                await self._stage(flips)
+                return "stopped" if self._stop.is_set() else "data"
+            taken_s = self.journal.elapsed_s
+            batch = self.parts.algorithm.batch(
+                groups, step=self.step, version=self.learner_version, oldest_trainable=limits
+            )
+            self._assert_age(batch)
+            values = await self._step(batch)
+            self.step += 1
+            self._settle(groups, batch)
+            stepped_s = self.journal.elapsed_s
+            if self._at_version or len(groups) < self.plan.prompts_per_step:
+                await self._stage(flips)
+            values |= group_metrics(groups) | lag_metrics(batch, groups)
+            values["time/wait_groups_s"] = taken_s - began_s
+            values["time/stage_s"] = self.journal.elapsed_s - stepped_s
+            values["time/step_s"] = self.journal.elapsed_s - began_s
+            await reports.send((self.step, self.learner_version, values))
+            if self.plan.checkpoint_every and self.step % self.plan.checkpoint_every == 0:
+                await self._checkpoint()
+        await self._stage(flips)
+        return "steps"
+
+    async def _step(self, batch: Batch) -> dict[str, float]:
+        with (
+            self._timed("learn", f"step {self.step + 1}", version=batch.version, rows=len(batch.rows)),
+            self.journal.waits.on("learn", "the learner"),
+        ):
+            return dict(await self.parts.learner.step(batch))
+
+    async def _collect(self) -> tuple[list[Group], list[int | None]]:
+        """P groups that are not stale, in admission order; fewer only when the data ended; none when asked to stop, which
+        happens between versions. Groups in hand at that moment stay outstanding, for the checkpoint."""
+        groups: list[Group] = []
+        limits: list[int | None] = []
+        if self._stop.is_set() and self._at_version:
+            return [], []
+        with anyio.CancelScope() as self._collecting, self.journal.waits.on("learn", "groups"):
+            while len(groups) < self.plan.prompts_per_step:
+                taken = await self.parts.buffer.take(self.plan.prompts_per_step - len(groups))
+                for group in taken:
+                    verdict = self.parts.staleness.judge(group, self.learner_version)
+                    if verdict.stale:
+                        self._drop(group.id, "stale", verdict.stale)
+                    else:
+                        groups.append(group)
+                        limits.append(verdict.oldest_trainable)
+                if not taken:
+                    break
+        self.journal.moved()
+        return ([], []) if self._collecting.cancelled_caught else (groups, limits)
+
+    async def _heed_stop(self) -> None:
+        """Between versions, a stop also ends the wait for groups; within one, the version is finished first."""
+        await self._stop.wait()
+        if self._at_version:
+            self._collecting.cancel()
+
+    @property
+    def _at_version(self) -> bool:
+        return self.step % self.plan.publish_every == 0
+
+    def _assert_age(self, batch: Batch) -> None:
+        bound, lags = self.plan.max_age, batch.lags()
+        if len(lags) and (lags.min() < 0 or (bound is not None and lags.max() > bound)):
+            raise LedgerError(f"tokens of lag {lags.min()} to {lags.max()} reached the learner; the bound is {bound}")
+
+    def _settle(self, groups: list[Group], batch: Batch) -> None:
+        for group in groups:
+            self.ledger.settle(group.id, "trained")
+            self._trained_since_stage.append(group.id)
+        episodes = [(episode, group) for group in groups for episode in group.episodes]
+        for episode, group in episodes[: self.plan.samples_per_step]:
+            self.parts.sink.sample(self.step, sample_record(episode, group, batch.version))
+        if batch.rows:
+            self._untrainable_in_a_row = 0
+        else:
+            self._count_untrainable(len(groups), "no row of the step carries a gradient")
+        self.journal.moved()
+
+    # ---- publish --------------------------------------------------------------------------------------------------------------
+
+    async def _stage(self, flips: MemoryObjectSendStream[Staged]) -> None:
+        """Copy the learner's weights to where engines see them; the learner may go on the moment this returns."""
+        if not self._trained_since_stage:
+            return
+        with self.journal.waits.on("learn", "the flip of the version before"):
+            await self._landed.until(lambda: self.version == self.learner_version)
+        with self.journal.waits.on("learn", "staging"):
+            update = await self._publisher.stage(self.learner_version + 1)
+        self.learner_version = update.version
+        freed, self._trained_since_stage = tuple(self._trained_since_stage), []
+        flips.send_nowait((update, freed))
+
+    async def _publish(self, flips: MemoryObjectReceiveStream[Staged], tasks: TaskGroup) -> None:
+        """Land each staged version in turn; when it is live the version advances, and slots come free."""
+        async with flips:
+            async for update, freed in flips:
+                await self._publisher.land(update)
+                self.version = update.version
+                self.parts.buffer.release(freed)
+                self._landed.ring()
+                self._evaluate_when_due(tasks)
+
+    # ---- beside the loop ------------------------------------------------------------------------------------------------------
+
+    def _evaluate_when_due(self, tasks: TaskGroup) -> None:
+        """The last version is left to the evaluation after the last step."""
+        if self._evaluator.due(self.version) and self.step < self.plan.steps:
+            tasks.start_soon(lambda: self._evaluator.run(step=self.step, version=self.version))
+
+    async def _checkpoint(self) -> Path | None:
+        """The control plane as it stands between two steps, and the learner's weights beside it."""
+        if self.parts.checkpoints is None:
+            return None
+        snapshot = Snapshot(
+            step=self.step,
+            version=self.learner_version,
+            next_ticket=self._next_ticket,
+            ledger=self.ledger.state(),
+            prompts=self.parts.prompts.state(),
+            unfinished=self._unfinished(),
+            elapsed_s=self.journal.elapsed_s,
+        )
+        with self._timed("learn", f"checkpoint {self.step}"), self.journal.waits.on("learn", "the checkpoint"):
+            return await self.parts.checkpoints.write(snapshot, self.parts.learner)
+
+    def _unfinished(self) -> tuple[Unfinished, ...]:
+        """Outstanding prompts in admission order; those carried over and not admitted again yet come last."""
+        live = [Unfinished(prompt_id=a.prompt.id, group=a.group) for a in self.ledger.outstanding]
+        return (*live, *self._carried)
+
+    def _make_player(self, budget: FailureBudget) -> Player:
+        return Player(
+            env=self.parts.env,
+            engine=self.parts.engine,
+            valve=self.valve,
+            waits=self.journal.waits,
+            budget=budget,
+            deadline_s=self.plan.limits.episode_s,
+        )
+
+    @contextmanager
+    def _timed(self, track: str, name: str, **attrs: object) -> Generator[None]:
+        start_s = self.journal.elapsed_s
+        yield
+        self.journal.span(track, name, start_s, **attrs)
+        self.journal.moved()
+
+
+def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that ended a run: the first of our own errors inside nested groups, else the first of any."""
+    leaves = list(_leaves(group))
+    return next((e for e in leaves if isinstance(e, CorrenteError)), leaves[0])
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            yield from _leaves(inner)  # pyright: ignore[reportUnknownArgumentType]
+    else:
+        yield error
