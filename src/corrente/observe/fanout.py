@@ -1,0 +1,41 @@
+"""Several sinks as one. A sink that fails is reported once to the others and not used again; training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from corrente.observe.base import Sink
+
+
+class Fanout:
+    """Implements Sink over ``sinks``, in order. ``failed`` names those that were given up, and why."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+        self.failed: dict[str, str] = {}
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._each(lambda sink: sink.metrics(step, values))
+
+    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+        self._each(lambda sink: sink.span(track, name, start_s, stop_s, attrs))
+
+    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+        self._each(lambda sink: sink.sample(step, sample))
+
+    def event(self, level: str, message: str) -> None:
+        self._each(lambda sink: sink.event(level, message))
+
+    def close(self) -> None:
+        self._each(lambda sink: sink.close())
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for sink in list(self._sinks):
+            try:
+                call(sink)
+            except Exception as error:
+                self._sinks.remove(sink)
+                name = type(sink).__name__
+                self.failed[name] = f"{type(error).__name__}: {error}"
+                self.event("warning", f"{name} failed and is not used any more: {self.failed[name]}")
