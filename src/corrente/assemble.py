@@ -93,7 +93,7 @@ async def open_parts(
             prompts=prompts,
             engine=workers.engine,
             env=_find(ENV)(config.sampling),
-            scorer=_find(SCORER)(config, functions=reward_functions),
+            scorer=_scorer(config, reward_functions),
             buffer=_buffer(config, first_ticket=snapshot.next_ticket if snapshot else 0),
             staleness=_staleness(config),
             algorithm=_find(ALGORITHM)(config),
@@ -161,6 +161,14 @@ def _buffer(config: RunConfig, *, first_ticket: int) -> Any:
             return make(inflight=inflight or 2 * config.run.prompts_per_step, first_ticket=first_ticket)
         case _:
             return make(groups_per_version=gate.groups_per_version(config), first_ticket=first_ticket)
+
+
+def _scorer(config: RunConfig, functions: Sequence[Callable[..., Any]]) -> Any:
+    if not functions:
+        return _find(SCORER)(config.reward)
+    return _find("corrente.score.functions:FunctionScorer")(
+        functions, weights=config.reward.weights, deadline_s=config.reward.deadline_s
+    )
 
 
 def _staleness(config: RunConfig) -> Any:

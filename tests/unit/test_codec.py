@@ -1,0 +1,77 @@
+"""What crosses processes and goes to disk comes back equal, and nothing else comes through."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from corrente import codec
+from corrente.ledger import LedgerState
+from corrente.parts import Snapshot, Unfinished
+from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
+
+
+def a_group(number: int = 3) -> Group:
+    completion = Completion(
+        tokens=np.array([5, 6, 7], np.int32),
+        logprobs=np.array([-0.1, -0.2, -0.3], np.float32),
+        spans=(Span(1, 0, 2), Span(2, 2, 3)),
+        finish_reason="stop",
+        text=" 13",
+    )
+    prompt = Prompt(id="0/9", tokens=np.array([1, 2], np.int32), text="4 + 9 =", fields={"answer": "13", "n": 2})
+    turns = (
+        Turn(speaker="user", tokens=prompt.tokens),
+        Turn(speaker="policy", tokens=completion.tokens, completion=completion),
+    )
+    episode = Episode(
+        prompt_id="0/9", group_id=number, index=0, turns=turns, reward=1.0, scores={"exact": 1.0, "n": None}
+    )
+    return Group(id=number, prompt=prompt, episodes=(episode,), admitted_version=1)
+
+
+def test_codec_round_trips_a_snapshot_with_groups():
+    snapshot = Snapshot(
+        step=7,
+        version=3,
+        next_ticket=40,
+        ledger=LedgerState(outcomes={"trained": 5}, reasons={"failed": {"why": 1}}),
+        prompts={"at": 41},
+        unfinished=(Unfinished(prompt_id="0/9", group=a_group()), Unfinished(prompt_id="0/10")),
+    )
+    back = codec.decode(codec.encode(snapshot), Snapshot)
+    assert back.ledger == snapshot.ledger
+    assert back.prompts == {"at": 41}
+    group = back.unfinished[0].group
+    assert group is not None
+    completion = group.episodes[0].completions[0]
+    assert completion.tokens.tolist() == [5, 6, 7]
+    assert completion.tokens.dtype == np.int32
+    assert completion.versions.tolist() == [1, 1, 2]
+    assert group.episodes[0].scores == {"exact": 1.0, "n": None}
+    assert back.unfinished[1].group is None
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "float32", "float64", "uint8"])
+def test_codec_keeps_dtype_and_shape(dtype: str):
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    back = codec.decode(codec.encode(array), np.ndarray)
+    assert back.dtype == array.dtype
+    assert np.array_equal(back, array)
+    back[0, 0] = 1  # decoded arrays are writable
+
+
+def test_codec_refuses_object_arrays_both_ways():
+    with pytest.raises(TypeError, match="object"):
+        codec.encode(np.array([object()]))
+    forged = msgspec.msgpack.encode(("|O", (1,), b"12345678"))
+    with pytest.raises(msgspec.ValidationError, match="cannot be decoded"):
+        codec.decode(forged, np.ndarray)
+
+
+def test_codec_refuses_misaligned_completions():
+    good = msgspec.to_builtins(
+        a_group().episodes[0].completions[0], enc_hook=lambda a: (a.dtype.str, a.shape, a.tobytes())
+    )
+    good["logprobs"] = ("<f4", (1,), b"0000")
+    with pytest.raises(msgspec.ValidationError, match="3 tokens but 1 log-probs"):
+        codec.decode(msgspec.msgpack.encode(good), Completion)
