@@ -205,10 +205,10 @@ class VirtualEngine:
         """The clockwork: finish what is due, admit what fits, sleep until the next end or the next change."""
         self._settled_s = anyio.current_time()
         while True:
-            self._wake = anyio.Event()
             self._settle()
             self._finish_due()
             self._admit()
+            self._wake = anyio.Event()
             with anyio.CancelScope(deadline=self._next_end_s()):
                 await self._wake.wait()
 

@@ -1,0 +1,32 @@
+"""Conformance suites for everything you may replace, and a clock that jumps. Needs trio (``pip install corrente[sim]``).
+
+``check_<protocol>(make, ...)`` holds an implementation to the contract in the docstring of its Protocol, and fails with a
+``ContractError`` that begins with the broken clause. Those that are async run under asyncio and under trio alike;
+``run_virtual`` runs them, or anything else, in virtual time, decided by a seed. See docs/how-to/write-an-implementation.md.
+"""
+
+from corrente.testing.buffers import check_buffer
+from corrente.testing.clock import run_virtual
+from corrente.testing.engines import EngineCase, check_engine
+from corrente.testing.expect import ContractError
+from corrente.testing.policies import check_inflight, check_staleness
+from corrente.testing.stages import check_env, check_prompts, check_scorer, check_sink
+from corrente.testing.workers import LearnerCase, SyncCase, check_learner, check_sync
+
+__all__ = [
+    "ContractError",
+    "EngineCase",
+    "LearnerCase",
+    "SyncCase",
+    "check_buffer",
+    "check_engine",
+    "check_env",
+    "check_inflight",
+    "check_learner",
+    "check_prompts",
+    "check_scorer",
+    "check_sink",
+    "check_staleness",
+    "check_sync",
+    "run_virtual",
+]

@@ -1,0 +1,159 @@
+"""What every Sync and every Learner must do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corrente.errors import CheckpointError, DivergedError, SyncError
+from corrente.learner.base import Learner
+from corrente.sync.base import Sync
+from corrente.testing.expect import expect, expect_raises, pending
+from corrente.types import Batch
+
+
+class SyncCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A sync between a learner and engines that hold no weights yet.
+
+    ``versions`` says what each engine would sample with now. ``break_next``: make the next stage ("stage") or flip ("flip")
+    fail half-way; None where that cannot be arranged.
+    """
+
+    sync: Sync
+    versions: Callable[[], Awaitable[Sequence[int]]]
+    break_next: Callable[[str], None] | None = None
+
+
+async def check_sync(make: Callable[[], AbstractAsyncContextManager[SyncCase]]) -> None:
+    """Hold the sync that entering ``make()`` gives to the contract of sync/base.py; each clause gets a fresh one."""
+    for clause in (_stage_changes_nothing, _flip_is_everywhere, _failures_leave_the_old_version, _cancelling_is_safe):
+        async with make() as case:
+            await clause(case)
+
+
+async def _publish(case: SyncCase, version: int) -> None:
+    update = await case.sync.stage(version)
+    expect(update.version == version, "an update carries the version it was staged as", update)
+    flip = await case.sync.flip(update, "swap")
+    expect(flip.pause_s >= 0, "flip says how long engines paused", flip)
+    seen = await case.versions()
+    expect(set(seen) == {version}, "after flip every engine holds the new version", seen)
+
+
+async def _stage_changes_nothing(case: SyncCase) -> None:
+    await _publish(case, 0)
+    await case.sync.stage(1)
+    seen = await case.versions()
+    expect(set(seen) == {0}, "staging changes no engine's version", seen)
+
+
+async def _flip_is_everywhere(case: SyncCase) -> None:
+    for version in range(4):
+        await _publish(case, version)
+    stats = case.sync.stats()
+    expect(all(math.isfinite(v) for v in stats.values()), "stats are finite numbers", stats)
+
+
+async def _failures_leave_the_old_version(case: SyncCase) -> None:
+    if case.break_next is None:
+        return
+    await _publish(case, 0)
+    case.break_next("stage")
+    await expect_raises(SyncError, "a stage that fails raises SyncError", lambda: case.sync.stage(1))
+    seen = await case.versions()
+    expect(set(seen) == {0}, "after a failed stage every engine holds the old version", seen)
+    update = await case.sync.stage(1)
+    case.break_next("flip")
+    await expect_raises(SyncError, "a flip that fails raises SyncError", lambda: case.sync.flip(update, "swap"))
+    seen = await case.versions()
+    expect(set(seen) == {0}, "after a failed flip every engine, the first and the last, holds the old version", seen)
+    await case.sync.flip(update, "swap")
+    seen = await case.versions()
+    expect(set(seen) == {1}, "the same update may be flipped again", seen)
+    await _publish(case, 2)
+
+
+async def _cancelling_is_safe(case: SyncCase) -> None:
+    await _publish(case, 0)
+    async with pending(lambda: case.sync.stage(1)) as call:
+        await call.cancel()
+    seen = await case.versions()
+    expect(set(seen) == {0}, "cancelling stage leaves the old version in use", seen)
+    await _publish(case, 1)
+    update = await case.sync.stage(2)
+    async with pending(lambda: case.sync.flip(update, "swap")) as call:
+        await call.cancel()
+    seen = set(await case.versions())
+    expect(seen in ({1}, {2}), "cancelling flip leaves every engine on one version", seen)
+    await _publish(case, 3)
+
+
+class LearnerCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A learner, a batch it can train on, and ``fingerprint``: equal when, and only when, weights and optimizer are equal.
+
+    ``poisoned``: a batch whose loss is not finite; None where there is no such thing.
+    """
+
+    learner: Learner
+    batch: Batch
+    fingerprint: Callable[[], Any]
+    poisoned: Batch | None = None
+
+
+async def check_learner(make: Callable[[], AbstractAsyncContextManager[LearnerCase]], folder: Path) -> None:
+    """Hold the learner that entering ``make()`` gives to the contract of learner/base.py. ``folder``: empty, for checkpoints."""
+    for clause in (_a_step_moves, _nothing_to_train_on_moves_nothing, _divergence_moves_nothing):
+        async with make() as case:
+            await clause(case)
+    async with make() as case:
+        await _save_and_load(case, folder)
+
+
+async def _a_step_moves(case: LearnerCase) -> None:
+    before = case.fingerprint()
+    metrics = await case.learner.step(case.batch)
+    expect(case.fingerprint() != before, "a step changes the weights")
+    expect(all(math.isfinite(v) for v in metrics.values()), "metrics are finite numbers", metrics)
+
+
+async def _nothing_to_train_on_moves_nothing(case: LearnerCase) -> None:
+    await case.learner.step(case.batch)
+    before = case.fingerprint()
+    await case.learner.step(msgspec.structs.replace(case.batch, step=case.batch.step + 1, rows=()))
+    expect(case.fingerprint() == before, "a batch without rows leaves weights and optimizer untouched")
+
+
+async def _divergence_moves_nothing(case: LearnerCase) -> None:
+    if case.poisoned is None:
+        return
+    poisoned, before = case.poisoned, case.fingerprint()
+    clause = "a loss that is not finite raises DivergedError"
+    await expect_raises(DivergedError, clause, lambda: case.learner.step(poisoned))
+    expect(case.fingerprint() == before, "and leaves the weights as they were")
+
+
+async def _save_and_load(case: LearnerCase, folder: Path) -> None:
+    good, empty = folder / "good", folder / "empty"
+    good.mkdir()
+    empty.mkdir()
+    await case.learner.step(case.batch)
+    saved = case.fingerprint()
+    await case.learner.save(good)
+    expect(case.fingerprint() == saved, "save changes nothing")
+    later = msgspec.structs.replace(case.batch, step=case.batch.step + 1)
+    await case.learner.step(later)
+    after = case.fingerprint()
+    clause = "loading from a directory without a checkpoint raises CheckpointError"
+    await expect_raises(CheckpointError, clause, lambda: case.learner.load(empty))
+    expect(case.fingerprint() == after, "and leaves the learner as it was")
+    await case.learner.load(good)
+    expect(case.fingerprint() == saved, "load restores what was saved")
+    await case.learner.step(later)
+    expect(case.fingerprint() == after, "and the step after it repeats")
+    clause = "saving where there is no directory raises CheckpointError"
+    await expect_raises(CheckpointError, clause, lambda: case.learner.save(folder / "missing"))

@@ -1,0 +1,53 @@
+"""Every buffer, staleness policy and inflight policy there is, held to its contract, under both event loops."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from corrente.buffer.double import double
+from corrente.buffer.none import none
+from corrente.buffer.stream import StreamBuffer
+from corrente.buffer.window import WindowBuffer
+from corrente.inflight.policies import Barrier, Drain, Recompute, Swap
+from corrente.staleness.policies import Accept, ByVersion
+from corrente.testing import check_buffer, check_inflight, check_staleness, run_virtual
+
+BUFFERS = {
+    "none": lambda: none(groups_per_version=4),
+    "double": lambda: double(groups_per_version=3),
+    "window of one": lambda: WindowBuffer(slots=5, window=1),
+    "window of two": lambda: WindowBuffer(slots=4, window=2),
+    "window of all": lambda: WindowBuffer(slots=6, window=6),
+    "stream": lambda: StreamBuffer(inflight=4),
+    "resumed window": lambda: WindowBuffer(slots=4, window=2, first_ticket=1000),
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_buffers_keep_the_contract(kind: str) -> None:
+    anyio.run(check_buffer, BUFFERS[kind])
+    for seed in range(5):
+        run_virtual(check_buffer, BUFFERS[kind], seed=seed, limit_s=1000)
+
+
+@pytest.mark.parametrize(("make", "waits_for"), [(Swap, ""), (Recompute, ""), (Drain, "requests"), (Barrier, "groups")])
+def test_inflight_policies_keep_the_contract(make, waits_for: str) -> None:
+    anyio.run(lambda: check_inflight(make, waits_for=waits_for))
+    for seed in range(5):
+        run_virtual(lambda: check_inflight(make, waits_for=waits_for), seed=seed, limit_s=1000)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Accept,
+        ByVersion,
+        lambda: ByVersion(reject=0),
+        lambda: ByVersion(reject=2),
+        lambda: ByVersion(mask=1),
+        lambda: ByVersion(mask=3, reject=2),
+    ],
+)
+def test_staleness_policies_keep_the_contract(make) -> None:
+    check_staleness(make)
