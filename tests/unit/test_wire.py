@@ -1,0 +1,167 @@
+"""What crosses the wire arrives as it was sent, or is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corrente import errors
+from corrente.config import Double, RunConfig, Swap
+from corrente.runtime import wire
+from corrente.sync.base import Update
+from corrente.types import Batch, Completion, Floats, Request, Row, Sampling, Span
+
+
+def _carried(body: wire.Body) -> wire.Body:
+    (data,) = wire.Frames().feed(wire.frame(wire.Call(7, body)))
+    call: wire.Call = wire.decode(data, wire.Call)
+    assert call.id == 7
+    return call.body
+
+
+def _row(length: int) -> Row:
+    rng = np.random.default_rng(length)
+    return Row(
+        group=3,
+        tokens=rng.integers(0, 100, length).astype(np.int32),
+        loss_mask=rng.random(length) < 0.5,
+        logprobs=rng.normal(size=length).astype(np.float32),
+        versions=rng.integers(0, 5, length).astype(np.int32),
+        advantages=rng.normal(size=length).astype(np.float32),
+    )
+
+
+def test_batch_crosses_bit_for_bit():
+    batch = Batch(step=4, version=2, rows=(_row(5), _row(0), _row(1)), sequences=3, tokens=6)
+    body = _carried(wire.Step(batch=batch))
+    assert isinstance(body, wire.Step)
+    assert (body.batch.step, body.batch.version, body.batch.sequences, body.batch.tokens) == (4, 2, 3, 6)
+    for got, sent in zip(body.batch.rows, batch.rows, strict=True):
+        for name in ("tokens", "loss_mask", "logprobs", "versions", "advantages"):
+            a, b = getattr(got, name), getattr(sent, name)
+            assert a.dtype == b.dtype
+            assert a.tobytes() == b.tobytes()
+            assert a.flags.writeable
+            assert a.flags.owndata
+
+
+def test_request_and_config_cross_with_their_tagged_sections():
+    request = Request(id="a/0", tokens=np.arange(3, dtype=np.int32), sampling=Sampling(stop=("\n",)), seed=5, group="a")
+    body = _carried(wire.Generate(request=request))
+    assert isinstance(body, wire.Generate)
+    assert body.request.sampling == request.sampling
+    assert (body.request.id, body.request.seed, body.request.group) == ("a/0", 5, "a")
+    config = RunConfig(buffer=Double(), inflight=Swap())
+    body = _carried(wire.Start(factory="a:b", config=config))
+    assert isinstance(body, wire.Start)
+    assert body.config == config
+
+
+def test_completion_crosses_with_spans_and_extreme_logprobs():
+    sent = Completion(
+        tokens=np.array([1, 2], np.int32),
+        logprobs=np.array([-np.inf, np.float32(1e-30)], np.float32),
+        spans=(Span(0, 0, 1), Span(1, 1, 2)),
+        finish_reason="stop",
+        text="héllo\0",
+    )
+    got: Completion = wire.decode(wire.encode(sent), Completion)
+    assert got.spans == sent.spans
+    assert got.text == sent.text
+    assert got.logprobs.tobytes() == sent.logprobs.tobytes()
+
+
+@given(
+    st.sampled_from(["int32", "float32", "bool", "int64", "float64"]),
+    st.lists(st.integers(0, 3), max_size=3),
+)
+def test_array_of_any_shape_crosses(dtype: str, shape: list[int]):
+    sent = (np.arange(int(np.prod(shape))) % 2).reshape(shape).astype(dtype)
+    kind = np.ndarray[tuple[int, ...], np.dtype[np.dtype(dtype).type]]
+    got = wire.decode(wire.encode(sent), kind)
+    assert got.dtype == sent.dtype
+    assert got.shape == sent.shape
+    assert np.array_equal(got, sent)
+
+
+def test_array_of_another_dtype_is_refused():
+    with pytest.raises(msgspec.ValidationError, match="expected a float32 array, got float64 array"):
+        wire.decode(wire.encode(np.zeros(3)), Floats)
+
+
+def test_misaligned_completion_is_refused():
+    forged = {
+        "tokens": np.zeros(2, np.int32),
+        "logprobs": np.zeros(1, np.float32),
+        "spans": [],
+        "finish_reason": "stop",
+    }
+    with pytest.raises(msgspec.ValidationError, match="2 tokens but 1 log-probs"):
+        wire.decode(wire.encode(forged), Completion)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0", b"\x63\1", b"\0\1" + struct.pack(">Q", 9), b"\0\1" + struct.pack(">Q", 1) + b"abc"]
+)
+def test_malformed_array_is_refused(data: bytes):
+    with pytest.raises(ValueError, match="array"):
+        wire.decode(msgspec.msgpack.encode(msgspec.msgpack.Ext(1, data)), Floats)
+
+
+def test_object_has_no_place_on_the_wire():
+    with pytest.raises(TypeError, match="complex"):
+        wire.encode({"x": 1j})
+    with pytest.raises(TypeError, match="ndarray"):
+        wire.encode(np.array([object()]))
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 50))
+def test_frames_come_out_whole_however_they_are_cut(bodies: list[bytes], cut: int):
+    stream = b"".join(struct.pack(">I", len(b)) + b for b in bodies)
+    frames, out = wire.Frames(), []
+    for at in range(0, len(stream), cut):
+        out += frames.feed(stream[at : at + cut])
+    assert out == bodies
+
+
+def test_frame_of_absurd_length_is_refused():
+    with pytest.raises(ValueError, match="frame of 4294967295 bytes"):
+        wire.Frames().feed(b"\xff\xff\xff\xff")
+
+
+def _tree(kind: type[errors.CorrenteError]) -> list[type[errors.CorrenteError]]:
+    return [kind, *(leaf for child in kind.__subclasses__() for leaf in _tree(child))]
+
+
+@pytest.mark.parametrize("kind", _tree(errors.CorrenteError))
+def test_error_of_the_tree_comes_back_as_itself(kind: type[errors.CorrenteError]):
+    if kind.__module__ != "corrente.errors":
+        pytest.skip("not of the tree in errors.py")
+    sent = wire.failure(3, kind("it is so"), worker="engine")
+    answer: wire.Answer = wire.decode(wire.encode(sent), wire.Answer)
+    assert isinstance(answer, wire.Failed)
+    back = wire.rebuild(answer)
+    assert type(back) is kind
+    assert str(back) == "it is so"
+
+
+def test_foreign_error_comes_back_naming_worker_and_class():
+    back = wire.rebuild(wire.failure(3, ZeroDivisionError("by zero"), worker="learner"))
+    assert type(back) is errors.PipelineError
+    assert str(back) == "learner failed: ZeroDivisionError: by zero"
+
+
+@pytest.mark.parametrize("name", ["annotations", "__doc__", "Exception", "os"])
+def test_error_name_that_is_no_error_is_not_looked_up(name: str):
+    assert type(wire.rebuild(wire.Failed(id=0, error=name, message="m"))) is errors.PipelineError
+
+
+def test_update_crosses():
+    body = _carried(wire.Apply(update=Update(version=3, slot=1, nbytes=9), mode="swap"))
+    assert isinstance(body, wire.Apply)
+    assert body.update == Update(version=3, slot=1, nbytes=9)
