@@ -15,7 +15,7 @@ import msgspec
 from corrente import checkpoint, pipeline
 from corrente import config as c
 from corrente.config import RunConfig
-from corrente.errors import CheckpointError
+from corrente.errors import CheckpointError, root_cause
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
 from corrente.parts import Outcome, Parts, Plan, Snapshot
@@ -138,7 +138,7 @@ async def main(
                 outcome = await pipeline.run(parts, snapshot=snapshot, stop=stop)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise pipeline.root_cause(group) from group
+        raise root_cause(group) from group
     assert outcome is not None
     return outcome
 

@@ -15,11 +15,16 @@ CorrenteError
 │   ├── SyncError                     new weights could not be brought to every engine
 │   ├── WorkerDied                    a child process ended; carries its name and last words
 │   └── CheckpointError(OSError)      a checkpoint could not be written or read
+├── FetchError(OSError)            a model could not be downloaded, verified or converted     -> exit code 1
 ├── EndOfStream                       the feed is closed; nothing more will be admitted
 └── LedgerError(AssertionError)       our own bug: a prompt settled twice, or a bound broken
 
 A bad rollout is data; a bad pipeline is a crash.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator
 
 
 class CorrenteError(Exception):
@@ -82,9 +87,27 @@ class CheckpointError(PipelineError, OSError):
     """A checkpoint could not be written, or the one named cannot be read."""
 
 
+class FetchError(CorrenteError, OSError):
+    """A model could not be downloaded, verified or converted."""
+
+
 class EndOfStream(CorrenteError):
     """The buffer is closed for admission."""
 
 
 class LedgerError(CorrenteError, AssertionError):
     """An invariant of corrente itself is broken: please report it."""
+
+
+def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that ended a run: the first of our own errors inside nested groups, else the first of any."""
+    leaves = list(_leaves(group))
+    return next((e for e in leaves if isinstance(e, CorrenteError)), leaves[0])
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            yield from _leaves(inner)  # pyright: ignore[reportUnknownArgumentType]
+    else:
+        yield error

@@ -23,7 +23,7 @@ with a virtual clock in tests and in the planner.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from corrente.budget import FailureBudget
-from corrente.errors import CorrenteError, EndOfStream, LedgerError, NothingToLearnError
+from corrente.errors import EndOfStream, LedgerError, NothingToLearnError, root_cause
 from corrente.evaluation import Evaluator
 from corrente.journal import Journal
 from corrente.ledger import Admission, Ledger
@@ -42,7 +42,7 @@ from corrente.publishing import Publisher
 from corrente.reporting import Report, Reporter
 from corrente.rollout import Player, first_error, scored, survivors
 from corrente.sync.base import Update
-from corrente.tally import group_metrics, lag_metrics, sample_record
+from corrente.tally import lag_metrics, sample_record, scored_metrics, trained_metrics
 from corrente.traffic import Valve
 from corrente.types import Batch, Group, Prompt
 from corrente.types import Outcome as GroupOutcome
@@ -101,6 +101,7 @@ class Pipeline:
         self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()
         self._landed = Bell()
         self._trained_since_stage: list[int] = []
+        self._scored: list[Group] = []
         self._untrainable_in_a_row = 0
         if snapshot:
             parts.prompts.restore(snapshot.prompts)
@@ -194,6 +195,7 @@ class Pipeline:
             with self._timed("score", f"group {ticket}"), self.journal.waits.on("score", "the scorer"):
                 after = await scored(self.parts.scorer, group, self._budget)
             group, error = survivors(after), error or first_error(after)
+            self._scored.append(group)
         reason = self.parts.algorithm.trainable(group)
         if len(group.episodes) < 2 and error:
             self._drop(ticket, "failed", error.splitlines()[0][:200])
@@ -248,7 +250,8 @@ class Pipeline:
             stepped_s = self.journal.elapsed_s
             if self._at_version or len(groups) < self.plan.prompts_per_step:
                 await self._stage(flips)
-            values |= group_metrics(groups) | lag_metrics(batch, groups)
+            values |= trained_metrics(groups) | lag_metrics(batch, groups) | scored_metrics(self._scored)
+            self._scored = []
             values["time/wait_groups_s"] = taken_s - began_s
             values["time/stage_s"] = self.journal.elapsed_s - stepped_s
             values["time/step_s"] = self.journal.elapsed_s - began_s
@@ -383,17 +386,3 @@ class Pipeline:
         yield
         self.journal.span(track, name, start_s, **attrs)
         self.journal.moved()
-
-
-def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that ended a run: the first of our own errors inside nested groups, else the first of any."""
-    leaves = list(_leaves(group))
-    return next((e for e in leaves if isinstance(e, CorrenteError)), leaves[0])
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            yield from _leaves(inner)  # pyright: ignore[reportUnknownArgumentType]
-    else:
-        yield error

@@ -1,4 +1,4 @@
-"""The numbers of one optimizer step that come from its groups: rewards, lengths, lags."""
+"""The numbers of one optimizer step that come from groups: rewards, lengths, lags."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 from corrente.types import Batch, Episode, Group
 
 
-def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Means over the episodes of a step. A reward function that does not apply to an episode is left out of its own mean."""
+def scored_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Means over all episodes scored since the report before, those of filtered groups included: what the policy earns, not
+    what the filter left. A reward function that does not apply to an episode is left out of its own mean."""
     episodes = [e for g in groups for e in g.episodes]
-    out: dict[str, float] = {"samples/trained": float(len(episodes))}
+    out: dict[str, float] = {"samples/scored": float(len(episodes))}
     rewards = [e.reward for e in episodes if e.reward is not None]
     if rewards:
         out["reward/mean"] = float(np.mean(rewards))
@@ -26,8 +27,15 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         out["completion/tokens_mean"] = float(np.mean(lengths))
         out["completion/tokens_max"] = float(max(lengths))
         out["completion/truncated_fraction"] = float(np.mean([e.truncated for e in episodes]))
-        out["samples/tokens"] = float(sum(lengths))
     return out
+
+
+def trained_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What entered one optimizer step."""
+    episodes = [e for g in groups for e in g.episodes]
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    out = {"samples/trained": float(len(episodes)), "samples/tokens": float(sum(e.sampled_tokens for e in episodes))}
+    return {**out, "reward/trained_mean": float(np.mean(rewards))} if rewards else out
 
 
 def lag_metrics(batch: Batch, groups: Sequence[Group]) -> dict[str, float]:
