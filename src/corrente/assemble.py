@@ -14,12 +14,15 @@ import msgspec
 
 from corrente import checkpoint, pipeline
 from corrente import config as c
+from corrente.buffer.base import Buffer
 from corrente.config import RunConfig
 from corrente.errors import CheckpointError, root_cause
+from corrente.inflight.base import InflightPolicy
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
 from corrente.parts import Outcome, Parts, Plan, Snapshot
 from corrente.staleness import gate
+from corrente.staleness.base import StalenessPolicy
 
 RUNTIMES: Mapping[type, str] = {
     c.Inline: "corrente.runtime.inline:InlineRuntime",
@@ -94,12 +97,12 @@ async def open_parts(
             engine=workers.engine,
             env=_find(ENV)(config.sampling),
             scorer=_scorer(config, reward_functions),
-            buffer=_buffer(config, first_ticket=snapshot.next_ticket if snapshot else 0),
-            staleness=_staleness(config),
+            buffer=build_buffer(config, first_ticket=snapshot.next_ticket if snapshot else 0),
+            staleness=build_staleness(config),
             algorithm=_find(ALGORITHM)(config),
             learner=workers.learner,
             sync=workers.sync,
-            inflight=_find(_of(INFLIGHT, config.inflight))(),
+            inflight=build_inflight(config),
             sink=Fanout(sinks),
             eval_prompts=eval_prompts,
             checkpoints=checkpoint.CheckpointFolder(folder, keep=config.checkpoint.keep) if folder else None,
@@ -152,7 +155,8 @@ async def _heed_signals(stop: anyio.Event, sink: Sink) -> None:
             stop.set()
 
 
-def _buffer(config: RunConfig, *, first_ticket: int) -> Any:
+def build_buffer(config: RunConfig, *, first_ticket: int = 0) -> Buffer:
+    """The buffer a config asks for, its slots and window derived by ``staleness.gate``."""
     make = _find(_of(BUFFERS, config.buffer))
     match config.buffer:
         case c.Window():
@@ -163,6 +167,11 @@ def _buffer(config: RunConfig, *, first_ticket: int) -> Any:
             return make(groups_per_version=gate.groups_per_version(config), first_ticket=first_ticket)
 
 
+def build_inflight(config: RunConfig) -> InflightPolicy:
+    """What a config lets happen to live generations when weights land."""
+    return _find(_of(INFLIGHT, config.inflight))()
+
+
 def _scorer(config: RunConfig, functions: Sequence[Callable[..., Any]]) -> Any:
     if not functions:
         return _find(SCORER)(config.reward)
@@ -171,7 +180,8 @@ def _scorer(config: RunConfig, functions: Sequence[Callable[..., Any]]) -> Any:
     )
 
 
-def _staleness(config: RunConfig) -> Any:
+def build_staleness(config: RunConfig) -> StalenessPolicy:
+    """The checks at consumption a config asks for."""
     given = config.staleness
     if given.reject is None and given.mask is None:
         return _find("corrente.staleness.policies:Accept")()

@@ -243,6 +243,7 @@ class VirtualEngine:
         self._settled_s = now_s
 
     def _stall(self, seconds: float) -> None:
+        self._settle()
         self._stalled_until_s = max(self._stalled_until_s, anyio.current_time()) + seconds
 
     def _next_end_s(self) -> float:

@@ -49,6 +49,10 @@ class Chaos:
         self._calls: Counter[str] = Counter()
         self._dead: set[str] = set()
 
+    def touches(self, stage: Stage) -> bool:
+        """Whether any fault is described for ``stage``."""
+        return any(fault.stage == stage for fault in self._faults)
+
     def pick(self, stage: Stage, key: str) -> Fault | None:
         """The first fault that strikes this call of ``stage``; WorkerDied when it is dead already."""
         if stage in self._dead:

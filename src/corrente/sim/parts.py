@@ -34,19 +34,29 @@ _SAMPLING = Sampling()
 class VirtualPrompts:
     """``rows`` prompts per epoch, ``epochs`` times (0: for ever), in order. Every row has tokens of its own."""
 
-    def __init__(self, *, rows: int = 1 << 20, epochs: int = 1, prompt_tokens: int = 16) -> None:
+    def __init__(
+        self, *, rows: int = 1 << 20, epochs: int = 1, prompt_tokens: int = 16, chaos: Chaos | None = None
+    ) -> None:
         self._rows = rows
         self._epochs = epochs
         self._prompt_tokens = prompt_tokens
+        self._chaos = chaos or Chaos()
         self._at = 0
+        self.given: list[str] = []
+        """Ids of the prompts handed out, in order, those of ``find`` included."""
 
     def next(self) -> Prompt | None:
+        if self._chaos.pick("prompt", str(self._at)):
+            raise OSError(f"injected fault at prompt {self._at}")
         if self._epochs and self._at >= self._rows * self._epochs:
             return None
         self._at += 1
-        return self._make(*divmod(self._at - 1, self._rows))
+        prompt = self._make(*divmod(self._at - 1, self._rows))
+        self.given.append(prompt.id)
+        return prompt
 
     def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
+        self.given.extend(ids)
         return tuple(self._make(*map(int, name.split("/"))) for name in ids)
 
     def state(self) -> dict[str, Any]:
@@ -83,12 +93,12 @@ class VirtualEnv:
         self._chaos = chaos or Chaos(seed=seed)
 
     async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> tuple[Turn, ...]:
-        rng = generator(self._seed, "tool", key)
+        rng = generator(self._seed, "tool", key) if self._turns > 1 else None
         await self._chaos.strike("env", key, RolloutError)
         turns = [Turn(speaker="user", tokens=prompt.tokens)]
         context = prompt.tokens
         for at in range(self._turns):
-            if at:
+            if rng and at:
                 await anyio.sleep(self._tool_s.draw(rng))
             request = Request(
                 id=f"{key}/{at}", tokens=context, sampling=self._sampling, seed=seed + at, group="" if at else group
@@ -122,6 +132,8 @@ class VirtualScorer:
 
     async def score(self, group: Group) -> Group:
         await anyio.sleep(self._latency_s.draw(generator(self._seed, "score", group.prompt.id)))
+        if not self._chaos.touches("score"):
+            return msgspec.structs.replace(group, episodes=tuple(self._give(e, group.prompt) for e in group.episodes))
         scored: list[Episode | None] = [None] * len(group.episodes)
 
         async def one(at: int) -> None:
@@ -141,16 +153,38 @@ class VirtualScorer:
             except RewardError as failure:
                 status, error = "failed", f"virtual_reward: {failure}"
             else:
-                reward = self._reward(episode, prompt)
-                return msgspec.structs.replace(episode, scores={"virtual_reward": reward}, reward=reward)
+                return self._give(episode, prompt)
         return msgspec.structs.replace(episode, status=status, error=error)
+
+    def _give(self, episode: Episode, prompt: Prompt) -> Episode:
+        reward = self._reward(episode, prompt)
+        return msgspec.structs.replace(episode, scores={"virtual_reward": reward}, reward=reward)
 
     def _coin(self, episode: Episode, prompt: Prompt) -> float:
         return float(generator(self._seed, "reward", prompt.id, episode.index).random() < 0.5)
 
 
+class Consumed(msgspec.Struct, frozen=True):
+    """One group as it was trained on: ``version`` is that of the step, ``oldest`` that of its oldest trained token."""
+
+    step: int
+    version: int
+    group: int
+    prompt_id: str
+    admitted_version: int
+    oldest: int
+
+    @property
+    def age(self) -> int:
+        return self.version - self.oldest
+
+
 class VirtualAlgorithm:
     """Mean-baseline advantages, one row per episode, and no more: enough for the flow of groups, not for learning."""
+
+    def __init__(self) -> None:
+        self.consumed: list[Consumed] = []
+        """Every group that entered a step, in order."""
 
     def trainable(self, group: Group) -> str:
         rewards = [r for r in group.rewards if r is not None]
@@ -161,6 +195,10 @@ class VirtualAlgorithm:
     def batch(
         self, groups: Sequence[Group], *, step: int, version: int, oldest_trainable: Sequence[int | None]
     ) -> Batch:
+        for group, oldest in zip(groups, oldest_trainable, strict=True):
+            trained = group.oldest_version if oldest is None else max(group.oldest_version, oldest)
+            entry = Consumed(step, version, group.id, group.prompt.id, group.admitted_version, trained)
+            self.consumed.append(entry)
         rows = [
             self._row(group, episode, oldest)
             for group, oldest in zip(groups, oldest_trainable, strict=True)

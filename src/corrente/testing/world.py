@@ -1,0 +1,202 @@
+"""A whole run without a model: the pipeline a config asks for, on virtual parts, in virtual time.
+
+Everything between the parts is what trains for real: the pipeline, the buffer, the gate, the policies, the ledger, the codec of
+checkpoints. ``World`` says how long things take and what goes wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from corrente import assemble, codec, pipeline
+from corrente.config import RunConfig
+from corrente.errors import CorrenteError
+from corrente.learner.base import Learner
+from corrente.observe.fanout import Fanout
+from corrente.parts import Outcome, Parts, Snapshot
+from corrente.sim.distributions import Distribution, Fixed
+from corrente.sim.engine import Speed, VirtualEngine, VirtualPool
+from corrente.sim.faults import Chaos, Fault
+from corrente.sim.parts import (
+    Consumed,
+    RecordingSink,
+    Reward,
+    VirtualAlgorithm,
+    VirtualEnv,
+    VirtualLearner,
+    VirtualPrompts,
+    VirtualScorer,
+    VirtualSync,
+)
+from corrente.testing.clock import run_virtual
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Durations, sizes and faults of the virtual parts. ``rows`` 0: prompts without end; else that many, ``epochs`` times."""
+
+    lengths: Distribution = Fixed(20)
+    speed: Speed = Speed(step_s=0.1, per_sequence_s=0.0)
+    engines: int = 1
+    max_sequences: int = 1 << 20
+    turns: int = 1
+    tool_s: Distribution = Fixed(0.0)
+    score_s: Distribution = Fixed(0.0)
+    reward: Reward | None = lambda episode, prompt: float(episode.index % 2)
+    reward_deadline_s: float = 30.0
+    step_s: Distribution = Fixed(1.0)
+    stage_s: Distribution = Fixed(0.1)
+    rows: int = 0
+    epochs: int = 1
+    eval_rows: int = 0
+    faults: tuple[Fault, ...] = ()
+
+
+class MemoryCheckpoints:
+    """Keeps checkpoints as a disk would: as bytes, the learner's one weight beside them."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[bytes, int]] = []
+
+    async def write(self, snapshot: Snapshot, learner: Learner) -> Path:
+        assert isinstance(learner, VirtualLearner)
+        await anyio.lowlevel.checkpoint()
+        self.written.append((codec.encode(snapshot), learner.state))
+        return Path(f"step-{snapshot.step}")
+
+    def read(self, at: int = -1) -> tuple[Snapshot, int]:
+        data, state = self.written[at]
+        return codec.decode(data, Snapshot), state
+
+
+class Simulation(msgspec.Struct, kw_only=True, eq=False):
+    """One simulated run: its parts, which keep records, and how it ended. ``error`` is what ended it, None when none did."""
+
+    parts: Parts
+    engine: VirtualEngine | VirtualPool
+    learner: VirtualLearner
+    sync: VirtualSync
+    algorithm: VirtualAlgorithm
+    sink: RecordingSink
+    prompts: VirtualPrompts
+    checkpoints: MemoryCheckpoints
+    outcome: Outcome | None = None
+    error: CorrenteError | None = None
+    elapsed_s: float = 0.0
+
+    @property
+    def consumed(self) -> list[Consumed]:
+        return self.algorithm.consumed
+
+    @property
+    def max_age(self) -> int:
+        """Of all tokens that were trained on, in versions."""
+        return max((entry.age for entry in self.consumed), default=0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Groups per outcome. AssertionError when the run did not end well, with what ended it."""
+        assert self.outcome is not None, f"the run failed: {self.error!r}"
+        return dict(self.outcome.counts)
+
+
+def build(config: RunConfig, world: World, *, resume: tuple[Snapshot, int] | None = None) -> Simulation:
+    """Virtual parts around the real buffer and policies of ``config``. ``resume``: a checkpoint as MemoryCheckpoints reads it."""
+    seed = config.run.seed
+    chaos = Chaos(*world.faults, seed=seed)
+    engines = [
+        VirtualEngine(
+            lengths=world.lengths, speed=world.speed, max_sequences=world.max_sequences, seed=seed, chaos=chaos
+        )
+        for _ in range(world.engines)
+    ]
+    engine = VirtualPool(engines) if len(engines) > 1 else engines[0]
+    learner = VirtualLearner(step_s=world.step_s, seed=seed, chaos=chaos)
+    sync = VirtualSync(engine, stage_s=world.stage_s, seed=seed, chaos=chaos)
+    prompts = VirtualPrompts(rows=world.rows or 1 << 20, epochs=world.epochs if world.rows else 0, chaos=chaos)
+    env = VirtualEnv(sampling=config.sampling, turns=world.turns, tool_s=world.tool_s, seed=seed, chaos=chaos)
+    algorithm, sink, checkpoints = VirtualAlgorithm(), RecordingSink(chaos=chaos), MemoryCheckpoints()
+    if resume:
+        learner.state = resume[1]
+    parts = Parts(
+        plan=assemble.plan(config),
+        prompts=prompts,
+        engine=engine,
+        env=env,
+        scorer=VirtualScorer(
+            latency_s=world.score_s, reward=world.reward, deadline_s=world.reward_deadline_s, seed=seed, chaos=chaos
+        ),
+        buffer=assemble.build_buffer(config, first_ticket=resume[0].next_ticket if resume else 0),
+        staleness=assemble.build_staleness(config),
+        algorithm=algorithm,
+        learner=learner,
+        sync=sync,
+        inflight=assemble.build_inflight(config),
+        sink=Fanout([sink]),
+        eval_prompts=VirtualPrompts(rows=1 << 10).find([f"0/{900 + row}" for row in range(world.eval_rows)]),
+        checkpoints=checkpoints,
+    )
+    return Simulation(
+        parts=parts,
+        engine=engine,
+        learner=learner,
+        sync=sync,
+        algorithm=algorithm,
+        sink=sink,
+        prompts=prompts,
+        checkpoints=checkpoints,
+    )
+
+
+async def play(
+    simulation: Simulation,
+    *,
+    resume: tuple[Snapshot, int] | None = None,
+    stop_at_s: float | None = None,
+    kill_at_s: float | None = None,
+) -> Simulation:
+    """Run to the end, or until asked to stop at ``stop_at_s``, or killed without a word at ``kill_at_s``."""
+    stop = anyio.Event()
+
+    async def ask_to_stop(after_s: float) -> None:
+        await anyio.sleep(after_s)
+        stop.set()
+
+    engines = simulation.engine.engines if isinstance(simulation.engine, VirtualPool) else (simulation.engine,)
+    snapshot = resume[0] if resume else None
+    with anyio.move_on_after(kill_at_s):
+        async with anyio.create_task_group() as tasks:
+            for engine in engines:
+                tasks.start_soon(engine.run)
+            if stop_at_s is not None:
+                tasks.start_soon(ask_to_stop, stop_at_s)
+            try:
+                simulation.outcome = await pipeline.run(simulation.parts, snapshot=snapshot, stop=stop)
+            except CorrenteError as error:
+                simulation.error = error
+            tasks.cancel_scope.cancel()
+    simulation.elapsed_s = anyio.current_time()
+    return simulation
+
+
+def simulate(
+    config: RunConfig,
+    world: World = World(),  # noqa: B008 (frozen)
+    *,
+    resume: tuple[Snapshot, int] | None = None,
+    stop_at_s: float | None = None,
+    kill_at_s: float | None = None,
+    schedule: int = 0,
+    limit_s: float = 1e6,
+) -> Simulation:
+    """``build`` and ``play`` in virtual time; ``schedule`` picks the order of tasks that could run at the same moment.
+
+    TimeoutError when the run has neither ended nor failed after ``limit_s`` virtual seconds.
+    """
+
+    async def main() -> Simulation:
+        return await play(build(config, world, resume=resume), resume=resume, stop_at_s=stop_at_s, kill_at_s=kill_at_s)
+
+    return run_virtual(main, seed=schedule, limit_s=limit_s)
