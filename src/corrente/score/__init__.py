@@ -1,0 +1,4 @@
+"""What an episode earned.
+
+- ``functions``: Python functions, built in or yours, synchronous or async; weighted and summed.
+"""

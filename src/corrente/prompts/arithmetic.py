@@ -1,0 +1,123 @@
+"""Sums of two numbers behind worked examples: a task with an exact answer, drawn without end from a seed.
+
+A pair is held out, or not, by its hash and whatever the seed; a + b and b + a go together, so that no held-out sum is ever
+trained on in the other order. The worked examples are never held out. Nothing but the position is state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from corrente.config import Arithmetic
+from corrente.errors import ConfigError
+from corrente.types import Prompt
+
+Encode = Callable[[str], list[int]]
+Pair = tuple[int, int]
+
+EXAMPLES: dict[int, tuple[Pair, ...]] = {1: ((2, 3), (6, 1)), 2: ((12, 34), (61, 17))}
+"""The first worked examples, per number of digits; the others are drawn."""
+_TRIES = 10_000
+
+
+class ArithmeticPrompts:
+    """Implements Prompts. The n-th prompt depends on the seed and n alone; its id is "0/<n>"."""
+
+    def __init__(self, config: Arithmetic, encode: Encode, *, seed: int) -> None:
+        self._config = config
+        self._encode = encode
+        self._seed = seed
+        self._position = 0
+        self._shots = shots(config)
+
+    def next(self) -> Prompt | None:
+        prompt = self._make(self._position)
+        self._position += 1
+        return prompt
+
+    def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
+        return tuple(self._make(int(prompt_id.partition("/")[2])) for prompt_id in ids)
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self._position}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._position = int(state["position"])
+
+    def describe(self) -> str:
+        return (
+            f"sums of two {self._config.digits}-digit numbers behind {self._config.shots} worked examples, "
+            f"{self._config.held_out:.0%} of the pairs held out"
+        )
+
+    def _make(self, number: int) -> Prompt:
+        draws = random.Random(f"corrente/arithmetic/{self._seed}/{number}")
+        for _ in range(_TRIES):
+            pair = draw(draws, digits=self._config.digits)
+            if not is_held_out(pair, self._config):
+                return _prompt(f"0/{number}", pair, self._shots, self._encode)
+        raise ConfigError(f"prompts.held_out = {self._config.held_out} leaves no pair to train on: set it lower")
+
+
+def held_out_prompts(config: Arithmetic, encode: Encode, *, count: int) -> tuple[Prompt, ...]:
+    """The first ``count`` held-out sums in a fixed order, the same for every seed; fewer where there are fewer."""
+    text = shots(config)
+    chosen: dict[Pair, None] = {}
+    draws = random.Random(f"corrente/arithmetic/held out/{config.digits}")
+    for _ in range(_TRIES + 100 * count):
+        if len(chosen) == count:
+            break
+        pair = draw(draws, digits=config.digits)
+        if is_held_out(pair, config):
+            chosen[pair] = None
+    if not chosen:
+        raise ConfigError(f"prompts.held_out = {config.held_out} holds out no pair: set it higher")
+    return tuple(_prompt(f"eval/{row}", pair, text, encode) for row, pair in enumerate(chosen))
+
+
+def verify(config: Arithmetic) -> None:
+    """Raise ConfigError when ``held_out`` leaves no pair to train on, or none to hold out."""
+    next_prompt = ArithmeticPrompts(config, lambda _: [], seed=0).next()
+    assert next_prompt is not None
+    held_out_prompts(config, lambda _: [], count=1)
+
+
+def draw(draws: random.Random, *, digits: int) -> Pair:
+    """Two numbers of ``digits`` digits; a single digit may be 0."""
+    low, high = (0, 9) if digits == 1 else (10 ** (digits - 1), 10**digits - 1)
+    return draws.randint(low, high), draws.randint(low, high)
+
+
+def is_held_out(pair: Pair, config: Arithmetic) -> bool:
+    """Decided by the pair's hash, in either order, never by the seed. Worked examples are not held out."""
+    if pair in examples(config) or pair[::-1] in examples(config):
+        return False
+    low, high = sorted(pair)
+    digest = hashlib.blake2b(f"held out: {low} + {high}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < config.held_out * 2**64
+
+
+def shots(config: Arithmetic) -> str:
+    """The worked examples as text, one a line."""
+    return "".join(f"{a} + {b} = {a + b}\n" for a, b in examples(config))
+
+
+@cache
+def examples(config: Arithmetic) -> tuple[Pair, ...]:
+    """The pairs of the worked examples: the fixed ones first, then drawn ones, the same for every seed."""
+    fixed = EXAMPLES.get(config.digits, ())[: config.shots]
+    draws = random.Random(f"corrente/arithmetic/examples/{config.digits}")
+    return (*fixed, *(draw(draws, digits=config.digits) for _ in range(config.shots - len(fixed))))
+
+
+def _prompt(prompt_id: str, pair: Pair, worked: str, encode: Encode) -> Prompt:
+    a, b = pair
+    text = f"{worked}{a} + {b} ="
+    tokens = np.array(encode(text), np.int32)
+    return Prompt(id=prompt_id, tokens=tokens, text=text, fields={"answer": str(a + b)})

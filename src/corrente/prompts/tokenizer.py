@@ -1,0 +1,34 @@
+"""Text to token ids and back, with the tokenizer that lies beside a model. Imports transformers on first use only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from corrente.errors import ConfigError
+
+
+class Tokenizer:
+    """Encodes prompts as the model was trained to read raw text: with its beginning-of-sequence token, if it has one, once."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+
+    def encode(self, text: str) -> list[int]:
+        bos = self._hf.bos_token
+        begun = bool(bos) and text.startswith(bos)
+        return list(self._hf.encode(text, add_special_tokens=not begun))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._hf.decode(list(map(int, tokens)), skip_special_tokens=True))
+
+    @cached_property
+    def _hf(self) -> Any:
+        from transformers import AutoTokenizer  # heavy: only a run that really encodes pays for it
+
+        try:
+            return AutoTokenizer.from_pretrained(self._model, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path = {self._model}: its tokenizer cannot be loaded: {error}") from error
