@@ -1,0 +1,123 @@
+"""Log-probabilities of chosen tokens from hidden states, without keeping logits that no trained token needs.
+
+    logprob_k = z[m_k, y_k] - logsumexp_v z[m_k, v],      z = (hidden W^T + b) / temperature
+
+Shapes: M positions, H hidden size, V vocabulary, K trained tokens; ``slot_K`` says at which of the M positions token k is
+predicted, so tokens that share a position share its row of logits. The backward pass is written out,
+
+    d loss / d z[m, v] = sum_{k at m} g_k (1[v = y_k] - softmax(z[m])[v]),
+
+because autograd would keep three arrays of M x V where one is enough. Logits are made in chunks of rows; what fits in
+``KEEP_BYTES`` is kept as softmax for the backward pass, otherwise it is recomputed there. Softmax and its sums are in float32 at
+least, whatever the model computes in. The matrix products are in the dtype of ``hidden``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+KEEP_BYTES = 1 << 30
+CHUNK_BYTES = 64 << 20
+
+
+class TokenLogprobs(NamedTuple):
+    """logprobs (K,), differentiable; entropy (M,) of the distribution at each position, not differentiable."""
+
+    logprobs_K: Tensor
+    entropy_M: Tensor
+
+
+def token_logprobs(
+    hidden_MH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    *,
+    slot_K: Tensor,
+    targets_K: Tensor,
+    temperature: float,
+) -> TokenLogprobs:
+    """Log-probs of ``targets_K``, each at position ``slot_K`` of ``hidden_MH``."""
+    out = _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, slot_K, targets_K, temperature)
+    return TokenLogprobs(*out)
+
+
+def from_logits(logits_MV: Tensor, *, slot_K: Tensor, targets_K: Tensor, temperature: float) -> TokenLogprobs:
+    """The same from logits a model computed in its own way."""
+    if logits_MV.dtype in (torch.bfloat16, torch.float16):
+        logits_MV = logits_MV.float()
+    logprobs_MV = torch.log_softmax(logits_MV / temperature, -1)
+    with torch.no_grad():
+        entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
+    return TokenLogprobs(logprobs_MV[slot_K, targets_K], entropy_M)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        slot: Tensor,
+        target: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        positions, vocabulary = len(hidden), len(weight)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        lse = hidden.new_empty(positions, dtype=exact)
+        entropy, chosen = torch.empty_like(lse), hidden.new_empty(len(slot), dtype=exact)
+        keep = any(ctx.needs_input_grad) and positions * vocabulary * exact.itemsize <= KEEP_BYTES
+        kept: list[Tensor] = []
+        for rows in _chunks(positions, vocabulary * exact.itemsize):
+            z = _logits(hidden[rows], weight, bias, temperature, exact)
+            here = (slot >= rows.start) & (slot < rows.stop)
+            chosen[here] = z[slot[here] - rows.start, target[here]]
+            lse[rows] = torch.logsumexp(z, -1)
+            p = torch.exp(z - lse[rows, None])
+            entropy[rows] = lse[rows] - torch.linalg.vecdot(p, z)
+            kept.extend([p] if keep else [])
+        ctx.save_for_backward(hidden, weight, bias, slot, target, lse, *kept)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropy)
+        return chosen - lse[slot], entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, slot, target, lse, *kept = ctx.saved_tensors
+        grad = grads[0] / ctx.temperature
+        total = torch.zeros_like(lse).index_add_(0, slot, grad)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = grad_bias = None
+        for number, rows in enumerate(_chunks(len(hidden), len(weight) * lse.dtype.itemsize)):
+            if kept:
+                dz = kept[number].mul(-total[rows, None])
+            else:
+                z = _logits(hidden[rows], weight, bias, ctx.temperature, lse.dtype)
+                dz = z.sub_(lse[rows, None]).exp_().mul_(-total[rows, None])
+            here = (slot >= rows.start) & (slot < rows.stop)
+            dz.index_put_((slot[here] - rows.start, target[here]), grad[here], accumulate=True)
+            dz = dz.to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(dz, weight.to(dz.dtype), out=grad_hidden[rows])
+            if wants_weight:
+                part = (dz.T @ hidden[rows]).to(weight.dtype)
+                grad_weight = part if grad_weight is None else grad_weight.add_(part)
+            if wants_bias and bias is not None:
+                part = dz.sum(0).to(bias.dtype)
+                grad_bias = part if grad_bias is None else grad_bias.add_(part)
+        return grad_hidden, grad_weight, grad_bias, None, None, None
+
+
+def _chunks(count: int, bytes_each: int) -> list[slice]:
+    size = max(1, CHUNK_BYTES // bytes_each)
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, exact: torch.dtype) -> Tensor:
+    bias = None if bias is None else bias.to(hidden.dtype)
+    z = torch.nn.functional.linear(hidden, weight.to(hidden.dtype), bias).to(exact)
+    return z if temperature == 1 else z.div_(temperature)

@@ -1,0 +1,189 @@
+"""An unmodified Hugging Face causal LM as a function from a micro-batch to log-probabilities of its trained tokens.
+
+Two ways to forward a micro-batch, equal in value:
+- as a prefix tree: one sequence of distinct prefixes, with a mask and positions of our making. Nothing is computed twice.
+- as padded rows, for architectures that do not honour such a mask (recurrent ones, for example), and for micro-batches deeper
+  than a sliding attention window. Which one applies is found out when the model is loaded, by comparing both on a probe.
+
+Likewise the output layer is applied to the predicting positions alone where hidden state and output weights give the model's
+logits, as a second probe finds out; otherwise (scaled or capped logits) the model's own logits are used.
+
+Precision: parameters, gradients and optimizer state are float32. With ``model.dtype`` bfloat16 (and auto, on an accelerator that
+has it) matrix products run in bfloat16 under autocast; softmax, loss and update stay in float32.
+Dropout is switched off: the policy that is trained must be the one that sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+from corrente.errors import ConfigError
+from corrente.learner.head import TokenLogprobs, from_logits, token_logprobs
+from corrente.learner.packing import Inputs, Pack, as_rows, as_tree
+from corrente.types import Tokens
+
+PROBE_TOLERANCE = 2e-5
+"""Relative; float32 rounding is 1e-6, a wrong mask is far above even in a model of small random weights."""
+
+
+def load_model(path: Path, *, device: str) -> Any:
+    """A Hugging Face causal LM in float32, without dropout, in evaluation mode. Raises ConfigError when there is none."""
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        with no_progress_bars():
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            model = load(path, config=config, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path = {str(path)!r}: not a causal LM that can be loaded: {error}") from error
+    for module in model.modules():
+        for name in ("p", "attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float) and (name != "p" or isinstance(module, nn.Dropout)):
+                setattr(module, name, 0.0)
+    return model.to(device).eval()
+
+
+def compute_dtype(wanted: str, device: str) -> torch.dtype:
+    """The dtype of matrix products for ``model.dtype``."""
+    if wanted == "auto":
+        accelerator = device.startswith("cuda") and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if accelerator else torch.float32
+    return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+
+
+class Policy:
+    """Log-probabilities under one model. Holds no optimizer and takes no step."""
+
+    def __init__(self, model: Any, *, temperature: float = 1.0, dtype: torch.dtype | None = None) -> None:
+        self.model = model
+        self.temperature = temperature or 1.0
+        self.device = next(model.parameters()).device
+        self.dtype: torch.dtype = dtype or next(model.parameters()).dtype
+        self._window = _sliding_window(model.config)
+        self.folds = self._probe_tree()
+        self.splits = self._probe_head()
+
+    def logprobs(self, pack: Pack) -> tuple[TokenLogprobs, Inputs]:
+        """Log-probs (K,) of the trained tokens, at the sampling temperature, and what was forwarded to get them."""
+        deepest = max(len(context) for context in pack.contexts)
+        tree = self.folds and (self._window is None or deepest <= self._window)
+        inputs = as_tree(pack) if tree else as_rows(pack)
+        slot_K, targets_K = self._tensor(inputs.slot_K), self._tensor(pack.targets_K)
+        select_M = self._tensor(inputs.select_M)
+        with torch.autocast(self.device.type, self.dtype, enabled=self._mixed):
+            if not self.splits:
+                logits = self.model(**self._arguments(inputs)).logits.flatten(0, 1)[select_M]
+                kwargs = {"slot_K": slot_K, "targets_K": targets_K, "temperature": self.temperature}
+                return from_logits(logits, **kwargs), inputs
+            hidden_MH = self._hidden(inputs)[select_M].to(self.dtype)
+        head = self.model.get_output_embeddings()
+        out = token_logprobs(
+            hidden_MH,
+            head.weight,
+            getattr(head, "bias", None),
+            slot_K=slot_K,
+            targets_K=targets_K,
+            temperature=self.temperature,
+        )
+        return out, inputs
+
+    @property
+    def _mixed(self) -> bool:
+        return self.dtype in (torch.bfloat16, torch.float16)
+
+    def _hidden(self, inputs: Inputs) -> Tensor:
+        """Hidden states (B * N, H) after the last norm."""
+        return self.model.base_model(**self._arguments(inputs)).last_hidden_state.flatten(0, 1)
+
+    def _arguments(self, inputs: Inputs) -> dict[str, Any]:
+        mask = self._tensor(inputs.mask)
+        return {
+            "input_ids": self._tensor(inputs.tokens).long(),
+            "position_ids": self._tensor(inputs.positions),
+            "attention_mask": mask if mask.ndim == 4 else mask.long(),
+            "use_cache": False,
+        }
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    @torch.no_grad()
+    def _probe_tree(self) -> bool:
+        """Whether a folded batch gives every position the hidden state it has in its own sequence."""
+        pack = _probe(self.model.config)
+        try:
+            folded = self._hidden(as_tree(pack))[as_tree(pack).select_M]
+        except (TypeError, ValueError, RuntimeError, IndexError):
+            return False
+        for r, context in enumerate(pack.contexts):
+            ids = self._tensor(context).long()[None]
+            alone = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+            mine = pack.row_K == r
+            if not _close(folded[self._tensor(as_tree(pack).slot_K[mine])], alone[self._tensor(pack.at_K[mine])]):
+                return False
+        return True
+
+    @torch.no_grad()
+    def _probe_head(self) -> bool:
+        """Whether output weights times hidden state are the model's logits."""
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            return False
+        inputs = as_rows(_probe(self.model.config))
+        logits = self.model(**self._arguments(inputs)).logits.flatten(0, 1)[inputs.select_M]
+        return _close(head(self._hidden(inputs)[inputs.select_M]), logits)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """A library does not draw on the terminal of the program that uses it."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _probe(config: Any) -> Pack:
+    """Three sequences that share beginnings and differ in length; every position is asked for."""
+    ids: Tokens = (np.arange(7, 23, dtype=np.int32) * 37) % config.get_text_config().vocab_size
+    contexts = (ids[:8], np.concatenate([ids[:5], ids[9:16]]), np.concatenate([ids[:5], ids[8:11]]))
+    counts = [len(context) for context in contexts]
+    at_K = np.concatenate([np.arange(count) for count in counts])
+    blank_K = np.zeros(len(at_K), np.float32)
+    return Pack(
+        contexts=contexts,
+        row_K=np.repeat(np.arange(3), counts),
+        at_K=at_K,
+        targets_K=np.zeros(len(at_K), np.int64),
+        behaviour_K=blank_K,
+        advantages_K=blank_K,
+        weights_K=blank_K.astype(np.float64),
+        lags_K=np.zeros(len(at_K), np.int32),
+    )
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= PROBE_TOLERANCE * b.abs().max())
+
+
+def _sliding_window(config: Any) -> int | None:
+    """Depth from which some layer no longer sees everything before it; None when every layer always does."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    if getattr(text, "window_size", None):
+        return 0
+    if (kinds and all(kind == "full_attention" for kind in kinds)) or not getattr(text, "use_sliding_window", True):
+        return None
+    limits = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return min((limit for limit in limits if limit), default=None)

@@ -1,0 +1,165 @@
+"""Rows of an optimizer step, cut into micro-batches in which every distinct prefix is forwarded once. numpy only.
+
+Legend: R rows of the step, K trained tokens of a micro-batch (flat, row after row), M positions of it whose logits are needed,
+N positions forwarded.
+
+A token is predicted at the position before it, so a row enters the forward pass only up to its last trained token, exclusive.
+Rows are sorted so that those with a common prefix are neighbours, groups first, and micro-batches are cut between groups
+wherever a group fits. The cut does not change the gradient: the weight of a token holds the step's denominator already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from corrente.errors import AlignmentError, DivergedError
+from corrente.tree import Index, Tree, fold
+from corrente.types import Floats, Mask, Row, Tokens
+
+
+class Pack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One micro-batch. Trained token k is predicted at position ``row_K[k], at_K[k]`` of ``contexts``."""
+
+    contexts: tuple[Tokens, ...]
+    row_K: Index
+    at_K: Index
+    targets_K: Index
+    behaviour_K: Floats
+    advantages_K: Floats
+    weights_K: NDArray[np.float64]
+    lags_K: Tokens
+
+
+class Inputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the model is given: tokens (B, N), positions (B, N), mask (B, 1, N, N) for a tree or (B, N) for padded rows; and
+    which of the B * N positions predict: ``select_M``, and for every trained token its index among them, ``slot_K``."""
+
+    tokens: Tokens
+    positions: Index
+    mask: Mask
+    select_M: Index
+    slot_K: Index
+
+
+def plan(rows: Sequence[Row], *, weights_R: NDArray[np.float64], version: int, budget: int) -> tuple[Pack, ...]:
+    """Cut rows into micro-batches of at most ``budget`` distinct tokens; a single row longer than that is not split.
+
+    Raises AlignmentError for a trained token without context, DivergedError for a recorded value that is not finite.
+    """
+    for row in rows:
+        _check(row)
+    contexts = [row.tokens[: np.flatnonzero(row.loss_mask)[-1]] for row in rows]
+    return tuple(
+        _pack([rows[r] for r in cut], [contexts[r] for r in cut], weights_R[list(cut)], version)
+        for cut in _cuts(rows, contexts, budget)
+    )
+
+
+def as_tree(pack: Pack) -> Inputs:
+    """The micro-batch as one sequence of its distinct prefixes."""
+    tree: Tree = fold(pack.contexts)
+    node_K = np.array([tree.paths[r][at] for r, at in zip(pack.row_K, pack.at_K, strict=True)], np.int64)
+    select_M, slot_K = np.unique(node_K, return_inverse=True)
+    return Inputs(
+        tokens=tree.tokens[None],
+        positions=tree.positions[None],
+        mask=tree.mask()[None, None],
+        select_M=select_M,
+        slot_K=slot_K.reshape(-1),
+    )
+
+
+def as_rows(pack: Pack) -> Inputs:
+    """The micro-batch as rows padded on the right: for models that take no mask of our making."""
+    length = max(len(context) for context in pack.contexts)
+    tokens = np.zeros((len(pack.contexts), length), np.int32)
+    mask = np.zeros(tokens.shape, np.bool_)
+    for r, context in enumerate(pack.contexts):
+        tokens[r, : len(context)] = context
+        mask[r, : len(context)] = True
+    return Inputs(
+        tokens=tokens,
+        positions=np.broadcast_to(np.arange(length), tokens.shape),
+        mask=mask,
+        select_M=pack.row_K * length + pack.at_K,
+        slot_K=np.arange(len(pack.row_K)),
+    )
+
+
+def padded_tokens(rows: Sequence[Row]) -> int:
+    """What one batch padded to its longest row would forward."""
+    return len(rows) * max((len(row.tokens) for row in rows), default=0)
+
+
+def _check(row: Row) -> None:
+    if not row.loss_mask.any():
+        raise AlignmentError(f"a row of group {row.group} has no trained token")
+    if row.loss_mask[0]:
+        raise AlignmentError(f"a row of group {row.group} trains on its first token, which nothing predicts")
+    for name in ("logprobs", "advantages"):
+        if not np.isfinite(getattr(row, name)[row.loss_mask]).all():
+            raise DivergedError(f"{name} of a trained token of group {row.group} are not finite")
+
+
+def _cuts(rows: Sequence[Row], contexts: Sequence[Tokens], budget: int) -> Iterator[list[int]]:
+    """Indices of the rows of each micro-batch, in sorted order."""
+    current: list[int] = []
+    used = 0
+    for unit in _units(rows, contexts):
+        fresh = _distinct(contexts, unit)
+        if current and fresh <= budget < used + _distinct(contexts, unit, after=current[-1]):
+            yield current
+            current, used = [], 0
+        for r in unit:
+            added = _distinct(contexts, [r], after=current[-1] if current else None)
+            if current and used + added > budget:
+                yield current
+                current, used, added = [], 0, len(contexts[r])
+            current.append(r)
+            used += added
+    if current:
+        yield current
+
+
+def _units(rows: Sequence[Row], contexts: Sequence[Tokens]) -> list[list[int]]:
+    """Rows by group, sorted inside; groups sorted by their first row, so that common prefixes are neighbours."""
+    groups: dict[int, list[int]] = {}
+    keys = [context.tolist() for context in contexts]
+    for r in sorted(range(len(rows)), key=keys.__getitem__):
+        groups.setdefault(rows[r].group, []).append(r)
+    return list(groups.values())
+
+
+def _distinct(contexts: Sequence[Tokens], unit: Sequence[int], *, after: int | None = None) -> int:
+    """Distinct prefixes of the rows of ``unit``, which are sorted, not counting those of row ``after`` before them."""
+    total = 0
+    for r in unit:
+        total += len(contexts[r]) - (0 if after is None else _common(contexts[after], contexts[r]))
+        after = r
+    return total
+
+
+def _common(a: Tokens, b: Tokens) -> int:
+    shortest = min(len(a), len(b))
+    differs = np.flatnonzero(a[:shortest] != b[:shortest])
+    return int(differs[0]) if len(differs) else shortest
+
+
+def _pack(rows: Sequence[Row], contexts: Sequence[Tokens], weights_R: NDArray[np.float64], version: int) -> Pack:
+    where = [np.flatnonzero(row.loss_mask) for row in rows]
+    counts = [len(at) for at in where]
+    pairs = list(zip(rows, where, strict=True))
+    return Pack(
+        contexts=tuple(contexts),
+        row_K=np.repeat(np.arange(len(rows)), counts),
+        at_K=np.concatenate(where) - 1,
+        targets_K=np.concatenate([row.tokens[at] for row, at in pairs]).astype(np.int64),
+        behaviour_K=np.concatenate([row.logprobs[at] for row, at in pairs]),
+        advantages_K=np.concatenate([row.advantages[at] for row, at in pairs]),
+        weights_K=np.repeat(weights_R, counts),
+        lags_K=np.concatenate([version - row.versions[at] for row, at in pairs]),
+    )
