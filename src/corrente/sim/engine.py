@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 import zlib
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -45,6 +45,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         return self.step_s + sequences * self.per_sequence_s
 
 
+Lengths = Distribution | Callable[[Request], float]
+"""Tokens a completion would have without a budget: drawn, or a function of the request."""
+
 _LENGTH = Fixed(32)
 _SPEED = Speed()
 
@@ -70,7 +73,7 @@ class VirtualEngine:
     def __init__(
         self,
         *,
-        lengths: Distribution = _LENGTH,
+        lengths: Lengths = _LENGTH,
         speed: Speed = _SPEED,
         max_sequences: int = 64,
         max_context: int = 1 << 20,
@@ -226,10 +229,14 @@ class VirtualEngine:
         if room <= 0:
             raise GenerationError(f"a prompt of {len(request.tokens)} tokens leaves no room in {self._max_context}")
         budget = min(request.sampling.max_tokens, room)
-        rng = generator(self._seed, request.seed, zlib.crc32(request.tokens.tobytes()))
-        natural = max(0, round(self._lengths.draw(rng)))
+        natural = max(0, round(self._draw(request)))
         self._order += 1
         return _Live(self._order, request, min(natural, budget), "stop" if natural <= budget else "length")
+
+    def _draw(self, request: Request) -> float:
+        if callable(self._lengths):
+            return self._lengths(request)
+        return self._lengths.draw(generator(self._seed, request.seed, zlib.crc32(request.tokens.tobytes())))
 
     def _settle(self) -> None:
         """Bring the step count up to the present, at the rate of the sequences that ran since the last time."""

@@ -2,7 +2,8 @@
 
 ``check_<protocol>(make, ...)`` holds an implementation to the contract in the docstring of its Protocol, and fails with a
 ``ContractError`` that begins with the broken clause. Those that are async run under asyncio and under trio alike;
-``run_virtual`` runs them, or anything else, in virtual time, decided by a seed. See docs/how-to/write-an-implementation.md.
+``run_virtual`` runs them, or anything else, in virtual time, decided by a seed; ``simulate(config, world)`` runs the whole
+pipeline so. See docs/how-to/write-an-implementation.md.
 """
 
 from corrente.testing.buffers import check_buffer
@@ -12,12 +13,15 @@ from corrente.testing.expect import ContractError
 from corrente.testing.policies import check_inflight, check_staleness
 from corrente.testing.stages import check_env, check_prompts, check_scorer, check_sink
 from corrente.testing.workers import LearnerCase, SyncCase, check_learner, check_sync
+from corrente.testing.world import Simulation, World, simulate
 
 __all__ = [
     "ContractError",
     "EngineCase",
     "LearnerCase",
+    "Simulation",
     "SyncCase",
+    "World",
     "check_buffer",
     "check_engine",
     "check_env",
@@ -29,4 +33,5 @@ __all__ = [
     "check_staleness",
     "check_sync",
     "run_virtual",
+    "simulate",
 ]

@@ -7,18 +7,19 @@ checkpoints. ``World`` says how long things take and what goes wrong.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
 
 from corrente import assemble, codec, pipeline
-from corrente.config import RunConfig
+from corrente.config import Barrier, Drain, Inproc, Recompute, Run, RunConfig, Staleness, Stream, Swap, Window
 from corrente.errors import CorrenteError
 from corrente.learner.base import Learner
 from corrente.observe.fanout import Fanout
 from corrente.parts import Outcome, Parts, Snapshot
 from corrente.sim.distributions import Distribution, Fixed
-from corrente.sim.engine import Speed, VirtualEngine, VirtualPool
+from corrente.sim.engine import Lengths, Speed, VirtualEngine, VirtualPool
 from corrente.sim.faults import Chaos, Fault
 from corrente.sim.parts import (
     Consumed,
@@ -32,12 +33,13 @@ from corrente.sim.parts import (
     VirtualSync,
 )
 from corrente.testing.clock import run_virtual
+from corrente.types import Sampling
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Durations, sizes and faults of the virtual parts. ``rows`` 0: prompts without end; else that many, ``epochs`` times."""
 
-    lengths: Distribution = Fixed(20)
+    lengths: Lengths = Fixed(20)
     speed: Speed = Speed(step_s=0.1, per_sequence_s=0.0)
     engines: int = 1
     max_sequences: int = 1 << 20
@@ -52,6 +54,33 @@ class World(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     epochs: int = 1
     eval_rows: int = 0
     faults: tuple[Fault, ...] = ()
+
+
+def flow(
+    *,
+    steps: int = 12,
+    prompts: int = 2,
+    size: int = 2,
+    ahead: int = 1,
+    window: int | None = 1,
+    every: int = 1,
+    inflight: Swap | Recompute | Drain | Barrier = Swap(),  # noqa: B008 (frozen)
+    reject: int | None = None,
+    mask: int | None = None,
+    max_tokens: int = 1 << 16,
+    seed: int = 0,
+    **sections: Any,
+) -> RunConfig:
+    """A config by the numbers that flow control depends on: P, G, S, W (None: stream) and k. ``sections``: whole others."""
+    return RunConfig(
+        run=Run(steps=steps, prompts_per_step=prompts, group_size=size, seed=seed),
+        sampling=Sampling(max_tokens=max_tokens),
+        buffer=Stream() if window is None else Window(window=window),
+        staleness=Staleness(max=ahead, reject=reject, mask=mask),
+        sync=Inproc(every=every),
+        inflight=inflight,
+        **sections,
+    )
 
 
 class MemoryCheckpoints:
