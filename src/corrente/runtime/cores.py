@@ -83,8 +83,11 @@ def learner(config: RunConfig) -> LearnerCore:
     return load("corrente.learner.core:LearnerCore")(config)
 
 
-def attach(fd: int, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two shared weight buffers behind an inherited descriptor, as uint8 tensors (layout.nbytes,)."""
+def attach(fd: int, layout: Layout) -> tuple[torch.Tensor, ...]:
+    """The two shared weight buffers behind an inherited descriptor, as uint8 tensors (layout.nbytes,). None for an engine
+    without weights."""
+    if not layout.slabs:
+        return ()
     import torch
 
     first, second = load("corrente.sync.memory:map_slots")(fd, layout.nbytes)

@@ -20,7 +20,6 @@ class LearnerRole:
         self._core: LearnerCore | None = None
         self._layout = Layout(())
         self._buffers: tuple = ()
-        self._write = load("corrente.sync.pack:write")
 
     @property
     def core(self) -> LearnerCore:
@@ -56,7 +55,7 @@ class LearnerRole:
         """Write the weights into a slot; returns the seconds it took."""
         start = time.perf_counter()
         try:
-            self._write(self._layout, self.core.tensors(), self._buffers[slot])
+            load("corrente.sync.pack:write")(self._layout, self.core.tensors(), self._buffers[slot])
         except Exception as error:
             raise SyncError(f"the learner's weights could not be written: {type(error).__name__}: {error}") from error
         return time.perf_counter() - start

@@ -1,0 +1,72 @@
+"""Stand-in cores with one weight, which the learner raises by 1 at every step: what is served tells which publish it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import standins
+import torch
+
+from corrente.config import RunConfig
+from corrente.engine.base import ApplyMode
+from corrente.errors import GenerationError
+from corrente.sync.base import Update
+from corrente.sync.layout import Layout, Slab, arrange
+from corrente.types import Batch, Request
+
+SIZE = 1000
+UNWELCOME = 99
+"""A version the engine refuses to flip to."""
+
+
+class Engine(standins.Engine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers: Sequence[torch.Tensor] = ()
+        self.update = Update(version=-1, slot=0)
+
+    def layout(self) -> Layout:
+        return arrange([Slab(name="w", shape=(SIZE,), dtype="float32", offset=0, sources=("w",))])
+
+    def attach(self, buffers: Sequence[torch.Tensor]) -> None:
+        self.buffers = buffers
+
+    def apply(self, update: Update, mode: ApplyMode) -> None:
+        if update.version == UNWELCOME:
+            raise RuntimeError("this one will not do")
+        self.update = update
+
+    def submit(self, request: Request) -> None:
+        if self.update.version < 0:
+            raise GenerationError("no weights")
+        super().submit(request)
+
+    @property
+    def value(self) -> float:
+        return float(self.buffers[self.update.slot].view(torch.float32)[-1])
+
+
+class Learner(standins.Learner):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.zeros(SIZE)
+        self.torn = False
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        self.torn = batch.step == standins.TORN
+        self.weight += 1
+        return {"weight": float(self.weight[0])}
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        if self.torn:
+            self.torn = False
+            raise MemoryError("no room for a copy")
+        return {"w": self.weight}
+
+
+def engine(config: RunConfig) -> Engine:
+    return Engine()
+
+
+def learner(config: RunConfig) -> Learner:
+    return Learner()
