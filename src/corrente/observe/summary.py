@@ -1,0 +1,112 @@
+"""What a run came to: a sink that remembers first and last, and renders a few lines at the end. Prints nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from corrente.observe.metrics import Accumulator, Reduction
+
+REDUCTIONS: dict[str, tuple[Reduction, ...]] = {
+    "reward/mean": ("first", "last"),
+    "eval/reward": ("first", "last", "max"),
+    "eval/version": ("last",),
+    "samples/trained": ("sum",),
+    "samples/tokens": ("sum",),
+    "lag/mean": ("mean",),
+    "lag/max": ("max",),
+    "lag/bound": ("last",),
+    "time/elapsed_s": ("last",),
+    "engine/idle_fraction": ("mean",),
+    "learner/idle_fraction": ("mean",),
+    "mismatch/logprob_gap_mean": ("first",),
+}
+"""What is kept of each metric, over the steps of the run."""
+
+OUTCOMES = ("trained", "filtered", "failed", "stale", "cancelled")
+
+
+class Summary:
+    """Implements Sink. ``replay`` feeds it the records of a run's earlier part."""
+
+    def __init__(self) -> None:
+        self._kept = Accumulator()
+        self.step = 0
+        self.warnings = 0
+
+    def replay(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Count records read from metrics.jsonl."""
+        for record in records:
+            numbers = {k: v for k, v in record.items() if isinstance(v, int | float)}
+            self.metrics(int(numbers.pop("step")), numbers)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.step = max(self.step, step)
+        for name, reductions in REDUCTIONS.items():
+            if name in values:
+                for how in reductions:
+                    self._kept.record(f"{name} {how}", values[name], how=how)
+
+    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+        pass
+
+    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+        pass
+
+    def event(self, level: str, message: str) -> None:
+        self.warnings += level == "warning"
+
+    def close(self) -> None:
+        pass
+
+    def lines(self, *, ended: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Label and text, line by line; what was never measured is left out."""
+        get = self._kept.value
+        out = [("steps", f"{self.step} ({ended})")]
+        out += _change("reward", get("reward/mean first"), get("reward/mean last"))
+        held_out = _change("held-out", get("eval/reward first"), get("eval/reward last"))
+        if held_out:
+            best = f"   (best {get('eval/reward max'):.3f}; last at version {get('eval/version last') or 0:.0f})"
+            out.append(("held-out", held_out[0][1] + best))
+        samples, elapsed_s = get("samples/trained sum"), get("time/elapsed_s last")
+        if samples and elapsed_s:
+            tokens = get("samples/tokens sum")
+            rate = f", {tokens / elapsed_s:.0f} tokens/s" if tokens else ""
+            out.append(("throughput", f"{samples / elapsed_s:.2f} samples/s{rate} over {duration(elapsed_s)}"))
+        out += self._lag() + self._idle()
+        gap = get("mismatch/logprob_gap_mean first")
+        if gap is not None:
+            out.append(("log-prob gap", f"{gap:.1e} mean between engine and learner at equal weights"))
+        if counts:
+            known = [f"{counts.get(name, 0)} {name}" for name in OUTCOMES]
+            out.append(("prompts", ", ".join(known)))
+        if self.warnings:
+            out.append(("warnings", f"{self.warnings}, in events.jsonl"))
+        return out
+
+    def _lag(self) -> list[tuple[str, str]]:
+        mean, most, bound = (self._kept.value(f"lag/{name}") for name in ("mean mean", "max max", "bound last"))
+        if mean is None or most is None:
+            return []
+        limit = "no bound" if bound is None else f"bound {bound:.0f}"
+        return [("lag", f"{mean:.2f} mean, {most:.0f} max ({limit}), in versions")]
+
+    def _idle(self) -> list[tuple[str, str]]:
+        engine, learner = (self._kept.value(f"{side}/idle_fraction mean") for side in ("engine", "learner"))
+        if engine is None or learner is None:
+            return []
+        return [("idle", f"engine {engine:.0%}, learner {learner:.0%}")]
+
+
+def duration(seconds: float) -> str:
+    """42 s, 3 min 07 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _change(label: str, first: float | None, last: float | None) -> list[tuple[str, str]]:
+    return [] if first is None or last is None else [(label, f"{first:.3f} -> {last:.3f}")]
