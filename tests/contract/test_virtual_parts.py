@@ -132,7 +132,7 @@ def test_virtual_env_keeps_the_contract() -> None:
 def test_virtual_scorer_keeps_the_contract() -> None:
     subject = group(size=4)
     run_virtual(check_scorer, lambda: VirtualScorer(latency_s=LogNormal(median=1.0)), subject)
-    broken = Chaos(Fault(stage="score", key="#1"), Fault(stage="score", kind="hang", key="#2"))
+    broken = Chaos(Fault(stage="score", key="*#1"), Fault(stage="score", kind="hang", key="*#2"))
     run_virtual(check_scorer, lambda: VirtualScorer(chaos=broken, deadline_s=5.0), subject, limit_s=60)
 
 

@@ -7,6 +7,7 @@ shared stream, so one fault more does not move all the others.
 from __future__ import annotations
 
 from collections import Counter
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import anyio
@@ -23,8 +24,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One way for ``stage`` to go wrong.
 
     error: the call raises. hang: it never returns. slow: it takes ``delay_s`` longer. death: the worker is gone; this call
-    and every later one raises WorkerDied. Strikes the calls numbered in ``calls`` (from 0), those whose key contains
-    ``key``, and any other with ``probability``.
+    and every later one raises WorkerDied. Strikes the calls numbered in ``calls`` (from 0), those whose key matches the
+    pattern ``key`` (as file names do: ``*`` is anything), and any other with ``probability``.
     """
 
     stage: Stage
@@ -35,7 +36,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float = 0.0
 
     def strikes(self, *, seed: int, key: str, call: int) -> bool:
-        if call in self.calls or (self.key and self.key in key):
+        if call in self.calls or (self.key and fnmatchcase(key, self.key)):
             return True
         return self.probability > 0 and generator(seed, self.stage, self.kind, key).random() < self.probability
 
