@@ -1,4 +1,4 @@
-"""The command line: run, fetch, doctor. Turns arguments into calls and errors into one line and an exit code; decides nothing else.
+"""The command line: run, fetch, doctor. Turns arguments into calls, and errors into one line and an exit code.
 
     0    the run took all its steps, ran out of data, or was stopped cleanly by Ctrl-C (a checkpoint was written)
     1    the run could not go on, or a download failed; the message says why

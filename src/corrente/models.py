@@ -185,8 +185,10 @@ def _convert(recipe: Recipe, gguf: Path, work: Path, tell: Tell) -> Path:
         import gguf as _  # noqa: F401  # pyright: ignore[reportMissingImports]
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging as transformers_bars
     except ImportError as error:
         raise FetchError(f"converting needs {error.name}: pip install 'corrente[gguf]'") from error
+    transformers_bars.disable_progress_bar()  # ``tell`` says what goes on
     model: Any = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
     )

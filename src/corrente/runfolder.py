@@ -4,14 +4,13 @@
                 metrics.jsonl, timeline.jsonl, samples.jsonl, events.jsonl        (observe.jsonl)
                 checkpoints/
 
-A new run takes its name if that is free, and <name>-2, <name>-3, ... if it is not; making the folder is atomic, so two runs that start
-at once do not share one. A run resumes in the folder its name says, with settings that may differ only in what does not change
-which prompts it gets, or what a version and its bound mean.
+A new run takes its name if that is free, and <name>-2, <name>-3, ... if it is not; making the folder is atomic, so two runs that
+start at once do not share one. A run resumes in the folder its name says, with settings that may differ only in what does not
+change which prompts it gets, or what a version and its bound mean.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -68,7 +67,7 @@ def keep(folder: Path, config: RunConfig) -> None:
 def _write(folder: Path, config: RunConfig) -> None:
     aside = folder / f".{CONFIG}.writing"
     aside.write_text(loading.dump(config), encoding="utf-8")
-    os.replace(aside, folder / CONFIG)
+    aside.replace(folder / CONFIG)
 
 
 def _value(config: RunConfig, key: str) -> object:
