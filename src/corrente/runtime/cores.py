@@ -71,7 +71,7 @@ def engine(config: RunConfig) -> EngineCore:
     section, model = config.engine, config.model
     return load("corrente.engine.embedded.core:EngineCore")(
         model=Path(model.path),
-        dtype="float32" if model.dtype == "auto" else model.dtype,
+        dtype=model.dtype,
         max_sequences=section.max_sequences,
         max_context=section.max_context,
         path=section.path,

@@ -56,6 +56,8 @@ class LearnerRole:
         start = time.perf_counter()
         try:
             load("corrente.sync.pack:write")(self._layout, self.core.tensors(), self._buffers[slot])
+        except SyncError:
+            raise
         except Exception as error:
             raise SyncError(f"the learner's weights could not be written: {type(error).__name__}: {error}") from error
         return time.perf_counter() - start

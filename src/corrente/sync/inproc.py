@@ -40,6 +40,8 @@ class InprocSync(SlotSync):
         start = time.perf_counter()
         try:
             pack.write(self._layout, self._tensors(), self._buffers[slot])
+        except SyncError:
+            raise
         except Exception as error:
             raise SyncError(f"the learner's weights could not be written: {type(error).__name__}: {error}") from error
         return time.perf_counter() - start
