@@ -23,6 +23,8 @@ Pair = tuple[int, int]
 
 EXAMPLES: dict[int, tuple[Pair, ...]] = {1: ((2, 3), (6, 1)), 2: ((12, 34), (61, 17))}
 """The first worked examples, per number of digits; the others are drawn."""
+SALT = "held out 11"
+"""Of a few tried, one whose share of the 100 one-digit pairs comes near what is asked: 10, 19, 28 and 52 for 0.1, 0.2, 0.3, 0.5."""
 _TRIES = 10_000
 
 
@@ -99,7 +101,7 @@ def is_held_out(pair: Pair, config: Arithmetic) -> bool:
     if pair in examples(config) or pair[::-1] in examples(config):
         return False
     low, high = sorted(pair)
-    digest = hashlib.blake2b(f"held out: {low} + {high}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{SALT}: {low} + {high}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < config.held_out * 2**64
 
 
