@@ -29,7 +29,7 @@ from corrente.backends.base import Backend
 from corrente.config import RunConfig
 from corrente.errors import CheckpointError, DivergedError
 from corrente.learner import checkpoint, metrics
-from corrente.learner.model import Policy, compute_dtype, load_model
+from corrente.learner.model import Policy, compute_dtype, load_model, recompute_activations
 from corrente.learner.packing import Inputs, Pack, padded_tokens, plan
 from corrente.learner.schedule import learning_rate
 from corrente.types import Batch
@@ -51,7 +51,7 @@ class LearnerCore:
         self._objective: Objective = _implementation(OBJECTIVE)(config)
         model = load_model(self._source, device=device)
         if config.learner.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(model)
         dtype = compute_dtype(config.model.dtype, device)
         self._policy = Policy(model, temperature=config.sampling.temperature, dtype=dtype)
         self._reference: Policy | None = None

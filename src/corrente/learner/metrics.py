@@ -35,22 +35,19 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     logprobs_K: Values
     behaviour_K: Values
-    reference_K: Values | None
     entropy_K: Values
     lags_K: Tokens
     low_K: Mask
     high_K: Mask
     cut_K: Mask
+    reference_K: Values | None = None
 
 
 def join(traces: Sequence[Trace]) -> Trace:
     """The micro-batches of a step as one."""
-
-    def all_of(name: str) -> Any:
-        return np.concatenate([getattr(trace, name) for trace in traces])
-
-    fields = {name: all_of(name) for name in Trace.__struct_fields__ if getattr(traces[0], name) is not None}
-    return Trace(**({"reference_K": None} | fields))
+    names = [name for name in Trace.__struct_fields__ if getattr(traces[0], name) is not None]
+    fields: dict[str, Any] = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in names}
+    return Trace(**fields)
 
 
 def of_tokens(trace: Trace) -> dict[str, float]:

@@ -51,6 +51,15 @@ def load_model(path: Path, *, device: str) -> Any:
     return model.to(device).eval()
 
 
+def recompute_activations(model: Any) -> None:
+    """Keep one activation a layer and recompute the rest in the backward pass. Raises ConfigError where a model cannot."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigError(f"learner.gradient_checkpointing = true: {error}") from error
+
+
 def compute_dtype(wanted: str, device: str) -> torch.dtype:
     """The dtype of matrix products for ``model.dtype``."""
     if wanted == "auto":

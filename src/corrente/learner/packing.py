@@ -83,7 +83,7 @@ def as_rows(pack: Pack) -> Inputs:
         mask[r, : len(context)] = True
     return Inputs(
         tokens=tokens,
-        positions=np.broadcast_to(np.arange(length), tokens.shape),
+        positions=np.tile(np.arange(length), (len(tokens), 1)),
         mask=mask,
         select_M=pack.row_K * length + pack.at_K,
         slot_K=np.arange(len(pack.row_K)),

@@ -10,7 +10,8 @@ from corrente import config
 def learning_rate(learner: config.Learner, *, step: int, steps: int) -> float:
     """Rate of optimizer step ``step`` (from 0) of ``steps``.
 
-    The first of w warm-up steps already moves: rates are lr/w, 2lr/w, ..., lr. Decay runs over the steps after warm-up; past the last step the rate stays where it ended.
+    The first of w warm-up steps already moves: rates are lr/w, 2lr/w, ..., lr. Decay runs over the steps that follow; past
+    the last step the rate stays where it ended.
     """
     warmup = learner.warmup_steps
     if step < warmup:

@@ -1,0 +1,135 @@
+"""Tiny random models of several architectures and batches for them, shared by the learner's tests."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
+
+from corrente.types import Batch, Row
+
+VOCABULARY = 61
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**COMMON, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**COMMON, head_dim=4, tie_word_embeddings=False),
+    "mistral": lambda: MistralConfig(**COMMON, sliding_window=14),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=16,
+        n_layer=2,
+        n_head=4,
+        n_positions=128,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def build_model() -> Callable[..., Any]:
+    """build_model("llama", dtype=torch.float64): random weights, the same for a given seed."""
+
+    def build(name: str = "llama", *, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype, attn_implementation="sdpa")
+        for (
+            parameter
+        ) in model.parameters():  # biases and gains too: at their initial 0 and 1 an error in them would not show
+            parameter.data += 0.05 * torch.randn_like(parameter)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            elif type(module).__name__.endswith("RMSNorm") and dtype == torch.float64:
+                module.forward = functools.partial(_rms_norm, module)
+        return model.eval()
+
+    return build
+
+
+def _rms_norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """In the dtype of the input: the models' own goes through float32, which hides what float64 is here to show."""
+    return module.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + module.variance_epsilon)
+
+
+@pytest.fixture
+def model_dir(build_model: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+    """model_dir("gpt2"): a directory with such a model in float32."""
+
+    def write(name: str = "llama", *, seed: int = 0) -> Path:
+        path = tmp_path / f"{name}-{seed}"
+        build_model(name, dtype=torch.float32, seed=seed).save_pretrained(path)
+        (path / "tokenizer_config.json").write_text("{}")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def build_batch() -> Callable[..., Batch]:
+    """build_batch(groups, per_group, seed=0): rows that share a prefix across groups, a prompt inside them, and beginnings of
+    completions; several versions; some tokens between sampled ones that are not trained."""
+
+    def build(groups: int = 4, per_group: int = 3, *, seed: int = 0, version: int = 5, longest: int = 9) -> Batch:
+        rng = np.random.default_rng(seed)
+        few_shot = rng.integers(3, VOCABULARY, 6)
+        rows = [
+            _row(rng, group, np.concatenate([few_shot, prompt]), longest=longest, version=version)
+            for group, prompt in enumerate(rng.integers(3, VOCABULARY, (groups, 4)))
+            for _ in range(per_group)
+        ]
+        tokens = sum(int(row.loss_mask.sum()) for row in rows)
+        return Batch(step=0, version=version, rows=tuple(rows), sequences=len(rows) + 2, tokens=tokens + 7)
+
+    return build
+
+
+def _row(rng: np.random.Generator, group: int, prompt: np.ndarray, *, longest: int, version: int) -> Row:
+    length = int(rng.integers(2, longest + 1))
+    completion = rng.integers(3, 6, length)  # few different tokens, so that completions begin alike
+    mask = np.concatenate([np.zeros(len(prompt), bool), rng.random(length) < 0.85])
+    mask[len(prompt) + length // 2] = True
+    tokens = np.concatenate([prompt, completion]).astype(np.int32)
+    count = len(tokens)
+    return Row(
+        group=group,
+        tokens=tokens,
+        loss_mask=mask,
+        logprobs=np.where(mask, rng.normal(-1.5, 0.8, count), 0).astype(np.float32),
+        versions=np.where(mask, version - rng.integers(0, 8, count), 0).astype(np.int32),
+        advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+    )
+
+
+@pytest.fixture(scope="session")
+def plain_logprobs() -> Callable[..., list[torch.Tensor]]:
+    """Log-probs of each row's trained tokens from one plain forward per row: no tree, no padding, no packing."""
+
+    def compute(model: Any, rows: Sequence[Row], *, temperature: float = 1.0) -> list[torch.Tensor]:
+        out = []
+        for row in rows:
+            ids = torch.from_numpy(row.tokens).long()
+            logits = model(input_ids=ids[None]).logits[0, :-1] / temperature
+            every = torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
+            out.append(every[torch.from_numpy(row.loss_mask[1:])])
+        return out
+
+    return compute

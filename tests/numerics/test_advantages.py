@@ -1,0 +1,243 @@
+"""Advantages against numbers worked out by hand, and the rows GroupedAlgorithm makes of groups."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corrente.algo.advantages import as_rewards, grpo, is_flat, rloo
+from corrente.algo.grouped import GroupedAlgorithm
+from corrente.config import Algo, Filter, RunConfig
+from corrente.errors import AlignmentError
+from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
+
+
+def _tokens(*ids: int) -> np.ndarray:
+    return np.array(ids, np.int32)
+
+
+def _completion(*ids: int, version: int = 0, finish: str = "stop", start: float = -0.1) -> Completion:
+    logprobs = np.array([start * (n + 1) for n in range(len(ids))], np.float32)
+    spans = (Span(version, 0, len(ids)),) if ids else ()
+    return Completion(tokens=_tokens(*ids), logprobs=logprobs, spans=spans, finish_reason=finish)  # pyright: ignore
+
+
+def _episode(
+    reward: float | None, completion: Completion | None = None, *, status: str = "ok", index: int = 0
+) -> Episode:
+    completion = completion or _completion(7, 8)
+    turns = (
+        Turn(speaker="user", tokens=_tokens(1, 2, 3)),
+        Turn(speaker="policy", tokens=completion.tokens, completion=completion),
+    )
+    return Episode(prompt_id="0/0", group_id=0, index=index, turns=turns, reward=reward, status=status)  # pyright: ignore
+
+
+def _group(*episodes: Episode, number: int = 0) -> Group:
+    return Group(id=number, prompt=Prompt(id="0/0", tokens=_tokens(1, 2, 3)), episodes=episodes, admitted_version=0)
+
+
+def _graded(*rewards: float | None) -> Group:
+    return _group(*(_episode(reward, index=index) for index, reward in enumerate(rewards)))
+
+
+def _algorithm(algo: Algo | None = None, **of_filter) -> GroupedAlgorithm:
+    return GroupedAlgorithm(RunConfig(algo=algo or Algo(), filter=Filter(**of_filter)))
+
+
+def _batch(algorithm: GroupedAlgorithm, *groups: Group, oldest: int | None = None, version: int = 0):
+    return algorithm.batch(groups, step=0, version=version, oldest_trainable=[oldest] * len(groups))
+
+
+# ---- formulas -------------------------------------------------------------------------------------------------------------
+
+
+def test_grpo_divides_by_the_sample_standard_deviation():
+    """1, 0, 0, 0: mean 1/4, squared distances 9/16 + 3/16 = 3/4, divided by 3, root: 1/2."""
+    got = grpo(as_rewards([1, 0, 0, 0]), scale=True, tolerance=1e-6)
+    np.testing.assert_allclose(got, np.array([0.75, -0.25, -0.25, -0.25]) / (0.5 + 1e-4), rtol=1e-6)
+
+
+def test_dr_grpo_only_subtracts_the_mean():
+    np.testing.assert_allclose(grpo(as_rewards([1, 0, 0, 0]), scale=False, tolerance=1e-6), [0.75, -0.25, -0.25, -0.25])
+
+
+def test_rloo_compares_with_the_mean_of_the_others():
+    """4, 1, 1: against 1; against 5/2; against 5/2."""
+    np.testing.assert_allclose(rloo(as_rewards([4, 1, 1]), tolerance=1e-6), [3, -1.5, -1.5])
+
+
+def test_missing_rewards_are_left_out_not_read_as_zero():
+    np.testing.assert_allclose(rloo(as_rewards([4, None, 1, 1]), tolerance=1e-6), [3, 0, -1.5, -1.5])
+    np.testing.assert_allclose(grpo(as_rewards([2, None, 4]), scale=False, tolerance=1e-6), [-1, 0, 1])
+    np.testing.assert_allclose(
+        grpo(as_rewards([2, None, 4]), scale=True, tolerance=1e-6),
+        np.array([-1, 0, 1]) / (math.sqrt(2) + 1e-4),
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("rewards", [[], [1.0], [None], [None, None], [1.0, None], [0.3, 0.3, 0.3], [0.1 + 0.2, 0.3]])
+def test_degenerate_groups_give_zero(rewards):
+    for advantages in (
+        grpo(as_rewards(rewards), scale=True, tolerance=1e-6),
+        grpo(as_rewards(rewards), scale=False, tolerance=1e-6),
+        rloo(as_rewards(rewards), tolerance=1e-6),
+    ):
+        assert advantages.tolist() == [0.0] * len(rewards)
+
+
+def test_float_noise_is_not_blown_up():
+    noise = as_rewards([0.5, 0.5 + 1e-7, 0.5, 0.5])
+    assert grpo(noise, scale=True, tolerance=1e-6).tolist() == [0, 0, 0, 0]
+    assert is_flat(noise, tolerance=1e-6)
+    assert not is_flat(noise, tolerance=1e-8)
+
+
+@given(st.lists(st.floats(-100, 100) | st.none(), max_size=12))
+def test_advantages_sum_to_zero(rewards):
+    for advantages in (
+        grpo(as_rewards(rewards), scale=True, tolerance=1e-6),
+        grpo(as_rewards(rewards), scale=False, tolerance=1e-6),
+        rloo(as_rewards(rewards), tolerance=1e-6),
+    ):
+        assert np.isfinite(advantages).all()
+        assert abs(float(advantages.sum(dtype=np.float64))) <= 1e-6 * (1 + float(np.abs(advantages).sum()))
+
+
+# ---- which groups teach ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        (_graded(1, 0), ""),
+        (_graded(1, None, 0), ""),
+        (_graded(1, 1, 1), "all rewards equal"),
+        (_graded(0.5, 0.5 + 1e-7), "all rewards equal"),
+        (_graded(None, None), "no reward"),
+        (_graded(1, None), "one reward"),
+        (_graded(1), "one survivor"),
+        (_graded(), "no survivor"),
+        (_group(_episode(1), _episode(0, status="failed")), "one survivor"),
+        (_group(_episode(1, _completion()), _episode(0, _completion())), "nothing sampled that may be trained on"),
+    ],
+)
+def test_trainable_gives_the_reason(group, reason):
+    assert _algorithm().trainable(group) == reason
+
+
+@pytest.mark.parametrize("mode", ["skip", "keep"])
+def test_equal_rewards_are_no_reason_unless_replaced(mode):
+    assert _algorithm(zero_variance=mode).trainable(_graded(1, 1)) == ""
+
+
+def test_group_of_truncated_completions_teaches_nothing_when_they_are_masked():
+    cut = _completion(7, 8, finish="length")
+    group = _group(_episode(1, cut), _episode(0, cut))
+    assert _algorithm(Algo(mask_truncated=True)).trainable(group) == "nothing sampled that may be trained on"
+    assert _algorithm().trainable(group) == ""
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_align_tokens_with_what_was_recorded():
+    batch = _batch(
+        _algorithm(Algo(scale_rewards="none")),
+        _group(_episode(1, _completion(7, 8, 2, version=4)), _episode(0)),
+        version=5,
+    )
+    row = batch.rows[0]
+    assert row.tokens.tolist() == [1, 2, 3, 7, 8, 2]
+    assert row.loss_mask.tolist() == [False, False, False, True, True, True]
+    np.testing.assert_allclose(row.logprobs, [0, 0, 0, -0.1, -0.2, -0.3], rtol=1e-6)
+    assert row.versions.tolist() == [0, 0, 0, 4, 4, 4]
+    assert row.advantages.tolist() == [0, 0, 0, 0.5, 0.5, 0.5]
+    assert batch.lags().tolist() == [1, 1, 1, 5, 5]
+
+
+def test_conversation_trains_what_the_policy_said_and_nothing_else():
+    said = [_completion(10, 11, version=1), _completion(12, version=2)]
+    turns = (
+        Turn(speaker="user", tokens=_tokens(1)),
+        Turn(speaker="policy", tokens=said[0].tokens, completion=said[0]),
+        Turn(speaker="tool", tokens=_tokens(5, 6)),
+        Turn(speaker="policy", tokens=said[1].tokens, completion=said[1]),
+    )
+    long = msgspec.structs.replace(_episode(1), turns=turns)
+    row = _batch(_algorithm(), _group(long, _episode(0))).rows[0]
+    assert row.tokens.tolist() == [1, 10, 11, 5, 6, 12]
+    assert row.loss_mask.tolist() == [False, True, True, False, False, True]
+    assert row.versions.tolist() == [0, 1, 1, 0, 0, 2]
+
+
+def test_failed_and_unrewarded_episodes_are_not_trained():
+    failed, unrewarded = _episode(5, status="failed"), _episode(None, _completion(9, 9, 9))
+    batch = _batch(_algorithm(Algo(scale_rewards="none")), _group(_episode(1), failed, unrewarded, _episode(0)))
+    assert [row.advantages[-1] for row in batch.rows] == [0.5, -0.5]
+    assert batch.sequences == 3
+    assert batch.tokens == 2 + 3 + 2
+
+
+def test_truncated_completions_are_masked_but_stay_in_baseline_and_length():
+    cut = _completion(7, 8, 9, finish="length")
+    group = _group(_episode(0, cut), _episode(1), _episode(0.5))
+    masked = _batch(_algorithm(Algo(mask_truncated=True, scale_rewards="none")), group)
+    kept = _batch(_algorithm(Algo(scale_rewards="none")), group)
+    assert [row.advantages[-1] for row in masked.rows] == [0.5]  # 0.5 is the mean: that row has no gradient
+    assert [row.advantages[-1] for row in kept.rows] == [-0.5, 0.5]
+    assert (masked.sequences, masked.tokens) == (kept.sequences, kept.tokens) == (3, 7)
+
+
+def test_old_tokens_are_withheld_and_their_reward_stays_in_the_baseline():
+    mixed = Completion(
+        tokens=_tokens(7, 8, 9),
+        logprobs=np.zeros(3, np.float32),
+        spans=(Span(2, 0, 1), Span(3, 1, 3)),
+        finish_reason="stop",
+    )
+    old = _completion(5, 5, version=1)
+    algorithm = _algorithm(Algo(scale_rewards="none"))
+    batch = _batch(algorithm, _group(_episode(1, mixed), _episode(0, old)), oldest=3, version=4)
+    (row,) = batch.rows
+    assert row.loss_mask.tolist() == [False] * 4 + [True, True]
+    assert row.advantages.tolist() == [0, 0, 0, 0, 0.5, 0.5]
+    assert batch.tokens == 5
+
+
+def test_zero_advantage_rows_are_left_out_but_counted():
+    batch = _batch(_algorithm(zero_variance="skip"), _graded(1, 1), _graded(1, 0), _graded(2, 1, 0))
+    assert [row.group for row in batch.rows] == [0, 0, 0, 0]
+    assert (batch.sequences, batch.tokens) == (7, 14)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [_algorithm(zero_variance="keep"), _algorithm(Algo(beta=0.1), zero_variance="skip")]
+)
+def test_zero_advantage_rows_are_kept_where_they_have_a_gradient(algorithm):
+    assert len(_batch(algorithm, _graded(1, 1)).rows) == 2
+
+
+def test_batch_of_nothing_is_empty():
+    batch = _batch(_algorithm())
+    assert (batch.rows, batch.sequences, batch.tokens) == ((), 0, 0)
+
+
+def test_forked_conversation_is_refused():
+    episode = _episode(1)
+    forked = msgspec.structs.replace(episode, turns=(*episode.turns, Turn(speaker="user", tokens=_tokens(4), parent=0)))
+    with pytest.raises(AlignmentError, match="turn 2"):
+        _batch(_algorithm(), _group(forked, _episode(0)))
+
+
+def test_turn_with_other_tokens_than_sampled_is_refused():
+    turn = Turn(speaker="policy", tokens=_tokens(7, 9), completion=_completion(7, 8))
+    episode = msgspec.structs.replace(_episode(1), turns=(turn,))
+    with pytest.raises(AlignmentError, match="sampled"):
+        _batch(_algorithm(), _group(episode, _episode(0)))

@@ -1,0 +1,481 @@
+"""One optimizer step: its gradient, what it leaves alone, what it refuses, what it reports, and what a checkpoint keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from corrente import config as c
+from corrente.algo.losses import PolicyObjective
+from corrente.config import RunConfig
+from corrente.errors import CheckpointError, ConfigError, DivergedError
+from corrente.learner.core import LearnerCore
+from corrente.learner.model import Policy, compute_dtype
+from corrente.learner.packing import plan
+from corrente.learner.schedule import learning_rate
+from corrente.types import Batch, Row, Sampling
+
+pytestmark = pytest.mark.slow
+
+
+def _config(path: Path, **sections: Any) -> RunConfig:
+    return RunConfig(**({"model": c.Model(path=str(path)), "learner": c.Learner(lr=1e-2)} | sections))
+
+
+def _weights(core: LearnerCore) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in core.tensors().items()}
+
+
+def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _empty(version: int = 5) -> Batch:
+    return Batch(step=0, version=version, rows=(), sequences=8, tokens=30)
+
+
+def _on_policy(model: Any, batch: Batch, plain_logprobs: Callable[..., Any], **kwargs: Any) -> Batch:
+    """The batch with behaviour log-probs that are the model's own."""
+    rows = []
+    for row, values in zip(batch.rows, plain_logprobs(model, batch.rows, **kwargs), strict=True):
+        logprobs = np.zeros(len(row.tokens), np.float32)
+        logprobs[row.loss_mask] = values.detach().numpy()
+        rows.append(msgspec.structs.replace(row, logprobs=logprobs))
+    return msgspec.structs.replace(batch, rows=tuple(rows))
+
+
+# ---- the gradient -------------------------------------------------------------------------------------------------------------
+
+
+def _plain_gradient(
+    model: Any, batch: Batch, objective: PolicyObjective, logprobs: Callable[..., Any]
+) -> dict[str, torch.Tensor]:
+    """One backward over plain rows, the denominator applied once: what every other way must equal."""
+    weights_R = objective.row_weights(batch)
+    model.zero_grad()
+    flat = logprobs(model, batch.rows)
+    rows = [torch.from_numpy(row.loss_mask) for row in batch.rows]
+    loss = objective(
+        torch.cat(flat),
+        behaviour_K=torch.cat(
+            [torch.from_numpy(r.logprobs)[m].double() for r, m in zip(batch.rows, rows, strict=True)]
+        ),
+        advantages_K=torch.cat(
+            [torch.from_numpy(r.advantages)[m].double() for r, m in zip(batch.rows, rows, strict=True)]
+        ),
+        weights_K=torch.cat(
+            [torch.full((len(f),), w, dtype=torch.float64) for f, w in zip(flat, weights_R, strict=True)]
+        ),
+    )
+    loss.total.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "mistral"])
+@pytest.mark.parametrize("aggregation", ["dapo", "grpo", "dr_grpo"])
+def test_gradient_is_the_same_for_every_split(name, aggregation, build_model, build_batch, plain_logprobs):
+    """Folded or padded, in one micro-batch, a few, or one per row: equal to a plain loop, in float64."""
+    model, batch = build_model(name), build_batch(5, 3)
+    objective = PolicyObjective(RunConfig(algo=c.Algo(loss=aggregation)))
+    want = _plain_gradient(model, batch, objective, plain_logprobs)
+    counts = set()
+    for folds in (True, False):
+        for budget in (10_000, 60, 30, 1):
+            policy = Policy(model)
+            policy.folds = policy.folds and folds
+            packs = plan(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=budget)
+            counts.add(len(packs))
+            model.zero_grad()
+            for pack in packs:
+                tensors = {
+                    name: torch.from_numpy(getattr(pack, name)).double()
+                    for name in ("behaviour_K", "advantages_K", "weights_K")
+                }
+                objective(policy.logprobs(pack)[0].logprobs_K, **tensors).total.backward()
+            for parameter_name, parameter in model.named_parameters():
+                torch.testing.assert_close(parameter.grad, want[parameter_name], atol=1e-10, rtol=1e-10)
+    assert {1, len(batch.rows)} < counts
+
+
+def test_gradient_equals_finite_differences_of_the_loss(build_model, build_batch):
+    model, batch = build_model(), build_batch(2, 2)
+    objective, policy = PolicyObjective(RunConfig()), Policy(model)
+    (pack,) = plan(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=1000)
+    tensors = {
+        name: torch.from_numpy(getattr(pack, name)).double() for name in ("behaviour_K", "advantages_K", "weights_K")
+    }
+
+    def loss() -> torch.Tensor:
+        return objective(policy.logprobs(pack)[0].logprobs_K, **tensors).total
+
+    loss().backward()
+    rng = np.random.default_rng(0)
+    for name, parameter in model.named_parameters():
+        at = tuple(int(rng.integers(0, size)) for size in parameter.shape)
+        with torch.no_grad():
+            parameter[at] += 1e-6
+            above = loss().item()
+            parameter[at] -= 2e-6
+            below = loss().item()
+            parameter[at] += 1e-6
+        assert parameter.grad[at].item() == pytest.approx((above - below) / 2e-6, abs=1e-7), name
+
+
+def test_step_moves_as_adamw_over_a_plain_loop(model_dir, build_batch, plain_logprobs):
+    """Two whole steps, clipping and decay included, against torch's own optimizer on a plain loop."""
+    path, batches = model_dir(), [build_batch(seed=1), build_batch(seed=2)]
+    learner = c.Learner(lr=1e-2, weight_decay=0.1, max_grad_norm=0.05, micro_batch_tokens=30)
+    core = LearnerCore(_config(path, learner=learner))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    decayed, others = ([p for p in model.parameters() if (p.ndim >= 2) is matrix] for matrix in (True, False))
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-2
+    )
+    for batch in batches:
+        _plain_gradient(model, batch, PolicyObjective(RunConfig()), plain_logprobs)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05).item()
+        assert core.step(batch)["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+        assert norm > 0.05
+        optimizer.step()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(core.tensors()[name], tensor, atol=2e-5, rtol=1e-4)
+
+
+def test_gradient_checkpointing_changes_nothing(model_dir, build_batch):
+    path = model_dir()
+    plain, checked = (
+        LearnerCore(_config(path, learner=c.Learner(lr=1e-2, gradient_checkpointing=on))) for on in (False, True)
+    )
+    reports = [core.step(build_batch()) for core in (plain, checked)]
+    assert reports[0]["train/grad_norm"] == pytest.approx(reports[1]["train/grad_norm"], rel=1e-6)
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(checked.tensors()[name], tensor)
+
+
+def test_dropout_of_the_model_is_off(model_dir, build_batch, plain_logprobs, build_model):
+    """GPT-2 comes with dropout 0.1: the ratio of an unchanged policy must be 1 all the same."""
+    core = LearnerCore(_config(model_dir("gpt2"), learner=c.Learner(gradient_checkpointing=True)))
+    assert core._policy.model.config.resid_pdrop == 0.1
+    batch = _on_policy(build_model("gpt2", dtype=torch.float32), build_batch(), plain_logprobs)
+    assert core.step(batch)["mismatch/logprob_gap_max"] < 1e-4
+
+
+# ---- what is left alone -------------------------------------------------------------------------------------------------------
+
+
+def test_batch_without_rows_changes_nothing(model_dir, build_batch):
+    core = LearnerCore(_config(model_dir(), learner=c.Learner(lr=1e-2, weight_decay=0.1)))
+    core.step(build_batch())
+    before, state = _weights(core), core._backend.state()
+    moments = {k: {n: t.clone() for n, t in s.items()} for k, s in state["state"].items()}
+    report = core.step(_empty())
+    assert _same(_weights(core), before)
+    after = core._backend.state()["state"]
+    assert all(torch.equal(after[k][n], t) for k, s in moments.items() for n, t in s.items())
+    assert report["train/tokens"] == 0
+
+
+def test_batch_without_rows_counts_in_the_schedule(model_dir, build_batch):
+    learner, run = c.Learner(lr=1.0, schedule="linear"), c.Run(steps=4)
+    core = LearnerCore(_config(model_dir(), learner=learner, run=run))
+    assert [core.step(_empty())["train/lr"] for _ in range(4)] == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_adding_rows_without_advantage_changes_nothing(model_dir, build_batch):
+    """What the algorithm leaves out for speed has no gradient; denominators are the batch's own."""
+    batch = build_batch()
+    idle = [msgspec.structs.replace(row, advantages=np.zeros_like(row.advantages)) for row in build_batch(seed=9).rows]
+    lean, full = (LearnerCore(_config(model_dir())) for _ in range(2))
+    lean.step(batch)
+    full.step(msgspec.structs.replace(batch, rows=(*batch.rows, *idle)))
+    for name, tensor in lean.tensors().items():
+        torch.testing.assert_close(full.tensors()[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_masked_positions_may_hold_anything(model_dir, build_batch):
+    batch = build_batch()
+
+    def poisoned(row: Row) -> Row:
+        holes = {name: np.where(row.loss_mask, getattr(row, name), np.nan) for name in ("logprobs", "advantages")}
+        return msgspec.structs.replace(row, **{name: value.astype(np.float32) for name, value in holes.items()})
+
+    clean, dirty = (LearnerCore(_config(model_dir())) for _ in range(2))
+    clean.step(batch)
+    dirty.step(msgspec.structs.replace(batch, rows=tuple(poisoned(row) for row in batch.rows)))
+    assert _same(_weights(clean), _weights(dirty))
+
+
+@pytest.mark.parametrize("fault", ["logprobs", "weights"])
+def test_divergence_raises_and_moves_nothing(fault, model_dir, build_batch):
+    core = LearnerCore(_config(model_dir()))
+    good = build_batch()
+    core.step(good)
+    if fault == "weights":
+        core.tensors()["model.norm.weight"][0] = math.nan
+        bad = good
+    else:
+        poison = [np.where(row.loss_mask, np.nan, 0).astype(np.float32) for row in good.rows]
+        bad = msgspec.structs.replace(
+            good, rows=tuple(msgspec.structs.replace(r, logprobs=p) for r, p in zip(good.rows, poison, strict=True))
+        )
+    before, moments = _weights(core), {k: v["exp_avg"].clone() for k, v in core._backend.state()["state"].items()}
+    with pytest.raises(DivergedError):
+        core.step(bad)
+    assert all(
+        torch.equal(a, b) or a.isnan().any() for a, b in zip(before.values(), _weights(core).values(), strict=True)
+    )
+    assert all(torch.equal(core._backend.state()["state"][k]["exp_avg"], m) for k, m in moments.items())
+    assert all(parameter.grad is None for parameter in core._policy.model.parameters())
+
+
+def test_infinite_gradient_of_a_finite_loss_raises(model_dir, build_batch):
+    core = LearnerCore(_config(model_dir()))
+    before = _weights(core)
+    core._policy.model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(DivergedError, match="gradient norm"):
+        core.step(build_batch())
+    assert _same(before, _weights(core))
+
+
+def test_end_of_sequence_is_trained_also_when_it_is_the_padding_token(model_dir, build_model):
+    """Token 0, which fills padded rows, ends one of two completions: its log-prob must move up, being the only good one."""
+    tokens = [np.array([5, 6, 7, 0], np.int32), np.array([5, 6, 7, 8, 9, 10], np.int32)]
+    masks = [np.arange(4) == 3, np.arange(6) >= 3]
+    rows = tuple(
+        Row(
+            group=0,
+            tokens=ids,
+            loss_mask=mask,
+            logprobs=np.where(mask, -2, 0).astype(np.float32),
+            versions=np.zeros(len(ids), np.int32),
+            advantages=np.where(mask, sign, 0).astype(np.float32),
+        )
+        for ids, mask, sign in zip(tokens, masks, (1.0, -1.0), strict=True)
+    )
+    core = LearnerCore(_config(model_dir(), algo=c.Algo(epsilon=0.99, epsilon_high=50.0, delta=None)))
+    for folds in (True, False):
+        core._policy.folds = folds
+        ids = torch.from_numpy(tokens[0]).long()[None]
+        before = core._policy.model(input_ids=ids).logits[0, 2].log_softmax(-1)[0].item()
+        report = core.step(Batch(step=0, version=0, rows=rows, sequences=2, tokens=4))
+        assert report["train/tokens"] == 4
+        assert core._policy.model(input_ids=ids).logits[0, 2].log_softmax(-1)[0].item() > before
+
+
+# ---- what is reported ---------------------------------------------------------------------------------------------------------
+
+
+def test_ratio_is_one_at_equal_weights(model_dir, build_model, build_batch, plain_logprobs):
+    batch = _on_policy(build_model(dtype=torch.float32), build_batch(), plain_logprobs, temperature=0.7)
+    core = LearnerCore(_config(model_dir(), sampling=Sampling(temperature=0.7)))
+    report = core.step(batch)
+    assert report["ratio/mean"] == pytest.approx(1, abs=1e-4)
+    assert report["ratio/max"] == pytest.approx(1, abs=1e-3)
+    assert report["ess"] == pytest.approx(1, abs=1e-6)
+    assert report["mismatch/logprob_gap_mean"] < 1e-4
+    assert report["train/clip_fraction"] == 0
+
+
+def test_metrics_equal_their_definitions(model_dir, build_model, build_batch, plain_logprobs):
+    batch = build_batch()
+    report = LearnerCore(_config(model_dir(), learner=c.Learner(micro_batch_tokens=25))).step(batch)
+    logprobs = torch.cat(plain_logprobs(build_model(dtype=torch.float32), batch.rows)).double().detach().numpy()
+    behaviour = np.concatenate([row.logprobs[row.loss_mask] for row in batch.rows])
+    advantages = np.concatenate([row.advantages[row.loss_mask] for row in batch.rows])
+    ratio, lags = np.exp(logprobs - behaviour), batch.lags()
+    low, high = (ratio < 0.8) & (advantages < 0), (ratio > 1.28) & (advantages > 0)
+    k3 = ratio - 1 - np.log(ratio)
+    want = {
+        "train/tokens": len(ratio),
+        "train/padded_tokens": len(batch.rows) * max(len(row.tokens) for row in batch.rows),
+        "train/clip_fraction_low": low.mean(),
+        "train/clip_fraction_high": high.mean(),
+        "train/clip_fraction": (low | high | ((ratio > 4) & (advantages < 0))).mean(),
+        "ratio/mean": ratio.mean(),
+        "ratio/max": ratio.max(),
+        "kl/behaviour_k3": k3.mean(),
+        "ess": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio),
+        "mismatch/logprob_gap_mean": np.abs(logprobs - behaviour)[lags == 0].mean(),
+        "mismatch/logprob_gap_max": np.abs(logprobs - behaviour)[lags == 0].max(),
+    }
+    for name, mine in (
+        ("0", lags == 0),
+        ("1", lags == 1),
+        ("2", lags == 2),
+        ("3-4", (lags > 2) & (lags < 5)),
+        ("5+", lags > 4),
+    ):
+        want[f"lag{name}/tokens"] = mine.sum()
+        want[f"lag{name}/ratio_mean"] = ratio[mine].mean()
+        want[f"lag{name}/kl_k3"] = k3[mine].mean()
+    assert {name: report[name] for name in want} == {
+        name: pytest.approx(value, rel=1e-3) for name, value in want.items()
+    }
+    assert 0 < report["entropy"] < math.log(61)
+
+
+def test_bucket_without_tokens_is_left_out(model_dir, build_batch):
+    batch = build_batch()
+    fresh = tuple(
+        msgspec.structs.replace(row, versions=np.where(row.loss_mask, 3, 0).astype(np.int32)) for row in batch.rows
+    )
+    report = LearnerCore(_config(model_dir())).step(msgspec.structs.replace(batch, rows=fresh))
+    assert {name for name in report if name.startswith("lag")} == {"lag2/tokens", "lag2/ratio_mean", "lag2/kl_k3"}
+    assert not any(name.startswith("mismatch/") for name in report)
+
+
+def test_reference_is_the_initial_model(model_dir, build_batch):
+    core = LearnerCore(_config(model_dir(), algo=c.Algo(beta=0.5)))
+    first, second = core.step(build_batch()), core.step(build_batch())
+    assert first["kl/reference"] == pytest.approx(0, abs=1e-9)
+    assert second["kl/reference"] > 1e-4
+
+
+def test_step_lowers_its_own_loss(model_dir, build_batch):
+    core = LearnerCore(_config(model_dir()))
+    losses = [core.step(build_batch())["train/loss"] for _ in range(8)]
+    assert losses[-1] < losses[0] - 0.01
+
+
+# ---- schedule -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "want"),
+    [
+        ("constant", 0, [1, 1, 1, 1]),
+        ("constant", 2, [0.5, 1, 1, 1]),
+        ("linear", 0, [1, 0.75, 0.5, 0.25, 0, 0]),
+        ("linear", 2, [0.5, 1, 1, 0.5, 0]),
+        ("cosine", 0, [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0]),
+    ],
+)
+def test_schedule_by_hand(schedule, warmup, want):
+    learner = c.Learner(lr=1.0, schedule=schedule, warmup_steps=warmup)
+    got = [learning_rate(learner, step=step, steps=4) for step in range(len(want))]
+    assert got == [pytest.approx(value, abs=1e-12) for value in want]
+
+
+def test_compute_dtype_is_single_precision_on_a_cpu():
+    assert compute_dtype("auto", "cpu") is torch.float32
+    assert compute_dtype("bfloat16", "cpu") is torch.bfloat16
+
+
+def test_bfloat16_keeps_weights_in_single_precision(model_dir, build_batch):
+    core = LearnerCore(_config(model_dir(), model=c.Model(path=str(model_dir()), dtype="bfloat16")))
+    exact = LearnerCore(_config(model_dir()))
+    reports = [learner.step(build_batch()) for learner in (core, exact)]
+    assert all(tensor.dtype == torch.float32 for tensor in core.tensors().values())
+    assert reports[0]["ratio/mean"] == pytest.approx(reports[1]["ratio/mean"], rel=0.1)
+    assert reports[0]["ratio/mean"] != reports[1]["ratio/mean"]
+
+
+# ---- weights out, weights back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_tensors_include_tied_aliases(name, model_dir):
+    tensors = LearnerCore(_config(model_dir(name))).tensors()
+    table = "model.embed_tokens.weight" if name == "llama" else "transformer.wte.weight"
+    assert tensors["lm_head.weight"].data_ptr() == tensors[table].data_ptr()
+
+
+def test_tensors_stay_where_they_are(model_dir, build_batch):
+    core = LearnerCore(_config(model_dir()))
+    before = {name: tensor.data_ptr() for name, tensor in core.tensors().items()}
+    core.step(build_batch())
+    assert {name: tensor.data_ptr() for name, tensor in core.tensors().items()} == before
+
+
+def test_checkpoint_continues_as_if_never_stopped(model_dir, build_batch, tmp_path):
+    config = _config(model_dir(), learner=c.Learner(lr=1e-2, schedule="linear"), algo=c.Algo(beta=0.1))
+    straight, stopped = LearnerCore(config), LearnerCore(config)
+    for core in (straight, stopped):
+        core.step(build_batch(seed=1))
+        core.step(_empty())
+    (tmp_path / "saved").mkdir()
+    stopped.save(tmp_path / "saved")
+    resumed = LearnerCore(config)
+    resumed.load(tmp_path / "saved")
+    reports = [core.step(build_batch(seed=2)) for core in (straight, resumed)]
+    assert _same(_weights(straight), _weights(resumed))
+    for report in reports:
+        report.pop("learner/busy_s")
+    assert reports[0] == reports[1]
+
+
+def test_checkpoint_is_a_model_anyone_can_load(model_dir, build_batch, tmp_path):
+    source = model_dir("gpt2")
+    core = LearnerCore(_config(source))
+    core.step(build_batch())
+    (tmp_path / "saved").mkdir()
+    core.save(tmp_path / "saved")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto")
+    assert _same({name: tensor.detach() for name, tensor in model.state_dict().items()}, dict(core.tensors()))
+    assert model.config.resid_pdrop == 0.1
+    assert (tmp_path / "saved" / "tokenizer_config.json").read_bytes() == (
+        source / "tokenizer_config.json"
+    ).read_bytes()
+
+
+def test_load_keeps_tensors_where_they_are(model_dir, build_batch, tmp_path):
+    """The weight transport holds on to them."""
+    core = LearnerCore(_config(model_dir()))
+    (tmp_path / "saved").mkdir()
+    core.save(tmp_path / "saved")
+    before = {name: tensor.data_ptr() for name, tensor in core.tensors().items()}
+    core.load(tmp_path / "saved")
+    assert {name: tensor.data_ptr() for name, tensor in core.tensors().items()} == before
+
+
+@pytest.mark.parametrize("damage", ["no state", "torn state", "torn weights", "other model", "nothing"])
+def test_damaged_checkpoint_is_refused_and_the_learner_goes_on(damage, model_dir, build_batch, tmp_path):
+    core = LearnerCore(_config(model_dir()))
+    core.step(build_batch())
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    source = LearnerCore(_config(model_dir("qwen3"))) if damage == "other model" else core
+    source.step(build_batch())
+    source.save(saved)
+    if damage == "no state":
+        (saved / "learner.pt").unlink()
+    elif damage.startswith("torn"):
+        file = saved / ("learner.pt" if damage == "torn state" else "model.safetensors")
+        file.write_bytes(file.read_bytes()[:200])
+    elif damage == "nothing":
+        saved = tmp_path / "missing"
+    before = _weights(core)
+    with pytest.raises(CheckpointError, match=str(saved)):
+        core.load(saved)
+    assert _same(before, _weights(core))
+    core.step(build_batch())
+
+
+def test_checkpoint_that_would_run_code_is_refused(model_dir, tmp_path):
+    core = LearnerCore(_config(model_dir()))
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    core.save(saved)
+    torch.save({"steps": Path("evil")}, saved / "learner.pt")
+    with pytest.raises(CheckpointError, match="damaged"):
+        core.load(saved)
+
+
+def test_save_into_a_missing_directory_is_a_checkpoint_error(model_dir, tmp_path):
+    core = LearnerCore(_config(model_dir()))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError):
+        core.save(tmp_path / "file" / "saved")
+
+
+def test_directory_without_a_model_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        LearnerCore(_config(tmp_path))
