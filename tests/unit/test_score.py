@@ -1,0 +1,406 @@
+"""Reward functions of every kind, how their answers combine, and every way in which they fail alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from corrente.config import Reward
+from corrente.errors import ConfigError
+from corrente.score.builtins import exact_line
+from corrente.score.functions import FunctionScorer, build
+from corrente.score.offload import DaemonThreads, inline
+from corrente.score.resolve import accepted, distinct_names, name_of, needed, resolve
+from corrente.testing.clock import run_virtual
+from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
+
+
+def _episode(index: int, text: str, **values: Any) -> Episode:
+    tokens = np.arange(len(text), dtype=np.int32)
+    spans = (Span(0, 0, len(text)),) if text else ()
+    completion = Completion(
+        tokens=tokens, logprobs=np.zeros(len(text), np.float32), spans=spans, finish_reason="stop", text=text
+    )
+    turns = (Turn(speaker="policy", tokens=tokens, completion=completion),)
+    return Episode(prompt_id="0/0", group_id=3, index=index, turns=turns, **values)
+
+
+def _group(*texts: str, **fields: Any) -> Group:
+    prompt = Prompt(id="0/0", tokens=np.array([1, 2], np.int32), text="1 + 1 =", fields=fields or {"answer": "2"})
+    return Group(id=3, prompt=prompt, episodes=tuple(_episode(i, t) for i, t in enumerate(texts)), admitted_version=0)
+
+
+def _score(scorer: FunctionScorer, group: Group) -> Group:
+    return anyio.run(scorer.score, group)
+
+
+def _one(function: Any, *texts: str, **options: Any) -> list[Episode]:
+    return list(_score(FunctionScorer([function], offload=inline, **options), _group(*texts or ("a", "bb"))).episodes)
+
+
+# ---- what is called, and with what -------------------------------------------------------------------------------------------
+
+
+def test_exact_line_wants_the_answer_alone_on_the_first_line():
+    texts = [" 13", "13\n", "13 \nand more", "113", "13.", "", "\n13", "13 14"]
+    assert exact_line(texts, ["13"] * len(texts)) == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert exact_line(["13"], [13]) == [1]  # type: ignore[list-item]
+
+
+def test_function_is_given_lists_over_the_group_it_has_parameters_for():
+    seen: dict[str, Any] = {}
+
+    def everything(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any):
+        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+        return [0.0] * len(completions)
+
+    _score(FunctionScorer([everything], offload=inline), _group("a", "bc", answer="2", level=5))
+    assert seen == {
+        "prompts": ["1 + 1 ="] * 2,
+        "completions": ["a", "bc"],
+        "completion_ids": [[0], [0, 1]],
+        "answer": ["2", "2"],
+        "level": [5, 5],
+    }
+    assert [e.reward for e in _one(lambda completions: [len(c) for c in completions])] == [1.0, 2.0]
+    assert [e.reward for e in _one(lambda *, answer: [float(a) for a in answer])] == [2.0, 2.0]
+
+
+class Lengths:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, completions: Sequence[str]) -> list[float]:
+        return [self.scale * len(c) for c in completions]
+
+
+class AsyncLengths(Lengths):
+    async def __call__(self, completions: Sequence[str]) -> list[float]:  # type: ignore[override]
+        await anyio.lowlevel.checkpoint()
+        return [self.scale * len(c) for c in completions]
+
+
+def _scaled(scale: float, completions: Sequence[str]) -> list[float]:
+    return [scale * len(c) for c in completions]
+
+
+async def _async_scaled(scale: float, completions: Sequence[str]) -> list[float]:
+    await anyio.lowlevel.checkpoint()
+    return [scale * len(c) for c in completions]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda completions: [2.0 * len(c) for c in completions],
+        functools.partial(_scaled, 2.0),
+        functools.partial(functools.partial(_async_scaled), 2.0),
+        Lengths(2.0),
+        AsyncLengths(2.0),
+        Lengths(2.0).__call__,
+        lambda completions: _async_scaled(2.0, completions),
+        lambda completions: np.array([2.0 * len(c) for c in completions]),
+        lambda completions: tuple(np.float32(2.0 * len(c)) for c in completions),
+        lambda completions: (2.0 * len(c) for c in completions),
+    ],
+)
+@pytest.mark.parametrize("offload", [inline, None])
+def test_any_callable_scores_sync_or_async(function: Any, offload: Any):
+    scored = _score(FunctionScorer([function], offload=offload), _group("a", "bcd"))
+    assert [e.reward for e in scored.episodes] == [2.0, 6.0]
+    assert all(e.status == "ok" for e in scored.episodes)
+
+
+def test_closure_scores():
+    counted: list[int] = []
+
+    def counting(completions: list[str]) -> list[bool]:
+        counted.append(len(completions))
+        return [c == "a" for c in completions]
+
+    assert [e.reward for e in _one(counting, "a", "b", "a")] == [1.0, 0.0, 1.0]
+    assert counted == [3]
+
+
+def test_function_that_changes_its_arguments_disturbs_no_other():
+    def greedy(completions: list[str]) -> list[float]:
+        completions.clear()
+        return [0.0, 0.0]
+
+    scorer = FunctionScorer([greedy, lambda completions: [len(c) for c in completions]], offload=inline)
+    assert [e.scores["lambda"] for e in _score(scorer, _group("a", "bb")).episodes] == [1.0, 2.0]
+
+
+# ---- how answers combine -----------------------------------------------------------------------------------------------------
+
+
+def test_reward_is_the_weighted_sum_and_each_score_is_kept():
+    def short(completions: list[str]) -> list[float]:
+        return [1.0 / len(c) for c in completions]
+
+    scorer = FunctionScorer([Lengths(1.0), short], weights=[0.5, 4.0], offload=inline)
+    one, two = _score(scorer, _group("a", "bb")).episodes
+    assert one.scores == {"Lengths": 1.0, "short": 1.0}
+    assert one.reward == 4.5
+    assert two.scores == {"Lengths": 2.0, "short": 0.5}
+    assert two.reward == 3.0
+
+
+def test_none_is_left_out_of_the_sum_and_is_not_zero():
+    def only_a(completions: list[str]) -> list[float | None]:
+        return [5.0 if c == "a" else None for c in completions]
+
+    def only_b(completions: list[str]) -> list[float | None]:
+        return [-1.0 if c == "b" else None for c in completions]
+
+    scorer = FunctionScorer([only_a, only_b], weights=[2.0, 1.0], offload=inline)
+    a, b, c = _score(scorer, _group("a", "b", "c")).episodes
+    assert (a.reward, b.reward, c.reward) == (10.0, -1.0, None)
+    assert a.scores == {"only_a": 5.0, "only_b": None}
+    assert all(e.status == "ok" for e in (a, b, c))
+
+
+def test_episodes_that_failed_before_pass_through_and_are_not_scored():
+    asked: list[list[str]] = []
+
+    def score(completions: list[str]) -> list[float]:
+        asked.append(completions)
+        return [1.0] * len(completions)
+
+    group = _group("a", "b", "c")
+    failed = _episode(1, "", status="timeout", error="late")
+    group = Group(
+        id=3, prompt=group.prompt, episodes=(group.episodes[0], failed, group.episodes[2]), admitted_version=0
+    )
+    scored = _score(FunctionScorer([score], offload=inline), group)
+    assert asked == [["a", "c"]]
+    assert [e.reward for e in scored.episodes] == [1.0, None, 1.0]
+    assert scored.episodes[1] is failed
+    only_failed = Group(id=3, prompt=group.prompt, episodes=(failed,), admitted_version=0)
+    assert _score(FunctionScorer([score], offload=inline), only_failed) is only_failed
+
+
+# ---- every way to fail -------------------------------------------------------------------------------------------------------
+
+
+def _raises(completions: list[str]) -> list[float]:
+    raise KeyError("gold")
+
+
+def _exits(completions: list[str]) -> list[float]:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (_raises, "_raises: KeyError: 'gold'"),
+        (lambda completions: [1.0], "lambda: answered with 1 values for 2 completions"),
+        (lambda completions: [1.0] * 3, "lambda: answered with 3 values for 2 completions"),
+        (lambda completions: 1.0, "lambda: answered with float"),
+        (lambda completions: None, "lambda: answered with NoneType"),
+        (lambda completions: "ab", "lambda: answered with str"),
+        (lambda completions: {"a": 1, "b": 2}, "lambda: answered with dict"),
+        (lambda gold: gold, "lambda: TypeError"),
+    ],
+)
+def test_failing_function_costs_its_episodes_and_is_named(function: Any, error: str):
+    for episode in _one(function):
+        assert episode.status == "failed"
+        assert episode.error.startswith(error)
+        assert episode.reward is None
+
+
+def test_function_that_exits_costs_its_episodes_and_not_the_run():
+    scored = _score(FunctionScorer([_exits]), _group("a", "b"))
+    assert [e.error for e in scored.episodes] == ["_exits: RewardError: ended by SystemExit"] * 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1.0", b"1", object(), [1.0], 10**400])
+def test_value_that_is_no_finite_number_costs_that_episode_alone(value: Any):
+    good, bad = _one(lambda completions: [1.0, value])
+    assert (good.status, good.reward) == ("ok", 1.0)
+    assert (bad.status, bad.reward) == ("failed", None)
+    assert bad.error.startswith("lambda: answered with")
+
+
+def test_one_failing_function_leaves_the_other_ones_answer_on_record():
+    scorer = FunctionScorer([_raises, Lengths(1.0)], offload=inline)
+    for episode in _score(scorer, _group("a", "bb")).episodes:
+        assert episode.status == "failed"
+        assert episode.error.startswith("_raises")
+        assert episode.scores == {"Lengths": len(episode.text)}
+
+
+def test_async_function_past_its_deadline_times_out_by_name():
+    async def hangs(completions: list[str]) -> list[float]:
+        await anyio.sleep_forever()
+        return []
+
+    async def main() -> tuple[Group, float]:
+        scored = await FunctionScorer([hangs], deadline_s=20.0).score(_group("a", "b"))
+        return scored, anyio.current_time()
+
+    scored, now_s = run_virtual(main)
+    assert now_s == 20.0
+    for episode in scored.episodes:
+        assert episode.status == "timeout"
+        assert episode.error.startswith("hangs: no answer within reward.deadline_s = 20 s")
+
+
+def test_functions_of_a_group_and_groups_run_side_by_side():
+    async def slow(completions: list[str]) -> list[float]:
+        await anyio.sleep(2.0)
+        return [1.0] * len(completions)
+
+    async def slower(completions: list[str]) -> list[float]:
+        await anyio.sleep(3.0)
+        return [1.0] * len(completions)
+
+    async def main() -> float:
+        scorer = FunctionScorer([slow, slower])
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(scorer.score, _group("a", "b"))
+        return anyio.current_time()
+
+    assert run_virtual(main) == 3.0
+
+
+def test_blocking_function_does_not_hold_up_the_event_loop_or_other_groups():
+    """Two blocking calls that can only end if both are running, and the loop turns meanwhile."""
+    both = threading.Barrier(3, timeout=20)
+
+    def blocks(completions: list[str]) -> list[float]:
+        both.wait()
+        return [1.0] * len(completions)
+
+    async def main() -> list[Group]:
+        scorer = FunctionScorer([blocks])
+        scored: list[Group] = []
+
+        async def one() -> None:
+            scored.append(await scorer.score(_group("a", "b")))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one)
+            tasks.start_soon(one)
+            await anyio.to_thread.run_sync(both.wait)
+        return scored
+
+    assert [e.reward for g in anyio.run(main) for e in g.episodes] == [1.0] * 4
+
+
+def test_stuck_thread_is_left_behind_at_the_deadline():
+    never, release = threading.Event(), []
+
+    def stuck(completions: list[str]) -> list[float]:
+        never.wait()
+        release.append(True)
+        return [1.0] * len(completions)
+
+    scored = _score(FunctionScorer([stuck], deadline_s=0.05), _group("a", "b"))
+    assert [e.status for e in scored.episodes] == ["timeout", "timeout"]
+    assert not release
+    never.set()
+
+
+def test_stuck_threads_keep_their_place_under_the_limit():
+    never = threading.Event()
+    running: list[int] = []
+
+    def stuck() -> None:
+        running.append(1)
+        never.wait()
+
+    async def main() -> None:
+        offload = DaemonThreads(limit=2)
+        for _ in range(4):
+            with anyio.move_on_after(0.05):
+                await offload(stuck)
+
+    anyio.run(main)
+    assert len(running) == 2
+    never.set()
+
+
+def test_thread_gives_its_place_back_when_it_returns():
+    async def main() -> list[int]:
+        offload = DaemonThreads(limit=1)
+        return [await offload(lambda n=n: n) for n in range(5)]
+
+    assert anyio.run(main) == list(range(5))
+
+
+def test_stuck_reward_does_not_keep_the_process_from_ending():
+    code = """
+import anyio, threading
+from corrente.score.functions import FunctionScorer
+from corrente.types import Episode, Group, Prompt
+import numpy as np
+def stuck(completions):
+    threading.Event().wait()
+prompt = Prompt(id="0/0", tokens=np.zeros(1, np.int32))
+group = Group(id=0, prompt=prompt, episodes=(Episode(prompt_id="0/0", group_id=0, index=0),), admitted_version=0)
+print(anyio.run(FunctionScorer([stuck], deadline_s=0.05).score, group).episodes[0].status)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "timeout", "")
+
+
+# ---- names and where they come from ------------------------------------------------------------------------------------------
+
+
+def test_names_say_what_a_function_is_and_never_repeat():
+    functions = [exact_line, functools.partial(exact_line), Lengths(1.0), lambda completions: [], Lengths.__call__]
+    assert [name_of(f) for f in functions] == ["exact_line", "exact_line", "Lengths", "lambda", "__call__"]
+    assert distinct_names([exact_line, exact_line, exact_line]) == ("exact_line", "exact_line_2", "exact_line_3")
+
+
+def test_signature_tells_what_is_accepted_and_needed():
+    assert accepted(exact_line) == {"completions", "answer"}
+    assert accepted(lambda completions, **rest: []) is None
+    assert needed(lambda completions, level=3, *, gold: []) == ("completions", "gold")
+    assert needed(functools.partial(_scaled, 2.0)) == ("completions",)
+
+
+def test_function_comes_from_a_name_a_module_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "rewards_of_a_test.py").write_text("def one(completions):\n    return [1.0 for _ in completions]\n")
+    assert resolve("exact_line") is exact_line
+    assert resolve("corrente.score.builtins:exact_line") is exact_line
+    from_file = resolve(f"{tmp_path}/rewards_of_a_test.py:one")
+    assert from_file(completions=["a"]) == [1.0]
+    assert resolve(f"{tmp_path}/rewards_of_a_test.py:one") is from_file
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert resolve("rewards_of_a_test:one")(completions=["a", "b"]) == [1.0, 1.0]
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path):
+    for folder, value in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "reward.py").write_text(f"def score(completions):\n    return [{value}]\n")
+    assert [resolve(f"{tmp_path}/{folder}/reward.py:score")(completions=["x"]) for folder in "ab"] == [[1.0], [2.0]]
+
+
+def test_build_takes_functions_weights_and_deadline_from_the_config():
+    scorer = build(Reward(functions=("exact_line", "exact_line"), weights=(1.0, 0.5), deadline_s=2.0), offload=inline)
+    assert scorer.names == ("exact_line", "exact_line_2")
+    assert [e.reward for e in _score(scorer, _group("2", "3")).episodes] == [1.5, 0.0]
+
+
+def test_wrong_weights_and_what_cannot_be_called_are_refused():
+    with pytest.raises(ConfigError, match=r"reward\.weights has 1 values for 2"):
+        FunctionScorer([exact_line, exact_line], weights=[1.0])
+    with pytest.raises(ConfigError, match="must be callable"):
+        FunctionScorer(["exact_line"])  # type: ignore[list-item]
