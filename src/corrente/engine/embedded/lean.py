@@ -1,0 +1,184 @@
+"""A fused forward pass for the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM.
+
+It computes what the Hugging Face modules compute, and differs from the textbook in how:
+
+- activations are feature-major, [features, tokens], so that every product is ``weight [out, in] @ x [in, tokens]``: with few
+  tokens and fp32 on a CPU this is the orientation in which the GEMM comes near its limit (up to twice ``F.linear``), and
+  the weights keep the shape they are trained in;
+- q, k and v are one product, gate and up another; the residual is added by the product itself (addmm);
+- keys and values go straight to their slots, and with one query per sequence the query heads that share a key head are
+  laid out as queries of it, so that grouped attention repeats nothing.
+
+It does not do: biases in the MLP, partial or length-dependent rotary embeddings, sliding windows shorter than the context.
+
+Shapes: M = R x Q tokens, H hidden, A query heads, G key/value heads, D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from transformers import PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from corrente.engine.embedded.kv import KVView
+from corrente.engine.embedded.model import shapes
+from corrente.sync.layout import Layout, Slab, arrange
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def unsupported(config: PretrainedConfig) -> str:
+    """Why this path does not compute what the model's own code computes; empty when it does."""
+    if config.model_type not in FAMILY:
+        return f"it knows {', '.join(FAMILY)}"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, not silu"
+    if getattr(config, "mlp_bias", False):
+        return "its MLP has biases"
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        return f"its rotary embedding is {kind}"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "its rotary embedding is partial"
+    return ""
+
+
+class _Layer(NamedTuple):
+    norm_in: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    norm_mlp: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+_FUSED = {
+    "norm_in": ("input_layernorm.weight",),
+    "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    "q_norm": ("self_attn.q_norm.weight",),
+    "k_norm": ("self_attn.k_norm.weight",),
+    "out": ("self_attn.o_proj.weight",),
+    "out_bias": ("self_attn.o_proj.bias",),
+    "norm_mlp": ("post_attention_layernorm.weight",),
+    "gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down": ("mlp.down_proj.weight",),
+}
+
+
+class LeanModel:
+    """The fused path. ``context`` bounds the positions whose rotary angles are tabulated."""
+
+    def __init__(self, config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device, context: int) -> None:
+        self._shapes = shapes(config)
+        self._depth: int = config.num_hidden_layers
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._head_size: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._eps: float = config.rms_norm_eps
+        self._dtype = dtype
+        self._tied = "lm_head.weight" not in self._shapes
+        self._cos, self._sin = _rotary_tables(config, context, dtype, device)
+        self._layers: list[_Layer] = []
+
+    def layout(self) -> Layout:
+        names = {"embed": ("model.embed_tokens.weight",)}
+        for layer in range(self._depth):
+            for name, parts in _FUSED.items():
+                sources = tuple(f"model.layers.{layer}.{part}" for part in parts)
+                if sources[0] in self._shapes:
+                    names[f"{layer}.{name}"] = sources
+        names["norm"] = ("model.norm.weight",)
+        if not self._tied:
+            names["head"] = ("lm_head.weight",)
+        return arrange([self._slab(name, sources) for name, sources in names.items()])
+
+    def _slab(self, name: str, sources: tuple[str, ...]) -> Slab:
+        parts = [self._shapes[source] for source in sources]
+        shape = (sum(part[0] for part in parts), *parts[0][1:])
+        return Slab(name=name, shape=shape, dtype=str(self._dtype).removeprefix("torch."), offset=0, sources=sources)
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._embed, self._norm = tensors["embed"], tensors["norm"]
+        self._head = tensors["embed"] if self._tied else tensors["head"]
+        self._layers = [
+            _Layer(*(tensors.get(f"{layer}.{field}") for field in _Layer._fields))  # pyright: ignore[reportArgumentType]
+            for layer in range(self._depth)
+        ]
+
+    def forward(
+        self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, mask_R1QN: torch.Tensor, kv: KVView, keep: torch.Tensor
+    ) -> torch.Tensor:
+        rows, queries = ids_RQ.shape
+        flat = positions_RQ.flatten()
+        cos, sin = self._cos.index_select(1, flat), self._sin.index_select(1, flat)
+        x_HM = self._embed.index_select(0, ids_RQ.flatten()).t().contiguous()
+        for index, layer in enumerate(self._layers):
+            qkv = torch.mm(layer.qkv, self._normalise(x_HM, layer.norm_in))
+            if layer.qkv_bias is not None:
+                qkv += layer.qkv_bias[:, None]
+            mixed = self._attend(index, layer, qkv, cos, sin, mask_R1QN, kv, (rows, queries))
+            x_HM.addmm_(layer.out, mixed.t())
+            if layer.out_bias is not None:
+                x_HM += layer.out_bias[:, None]
+            gate, up = torch.mm(layer.gate_up, self._normalise(x_HM, layer.norm_mlp)).chunk(2)
+            x_HM.addmm_(layer.down, F.silu(gate, inplace=True).mul_(up))
+        kept = x_HM if len(keep) == rows * queries else x_HM.index_select(1, keep)
+        return torch.mm(self._head, self._normalise(kept, self._norm)).t()
+
+    def _attend(
+        self,
+        index: int,
+        layer: _Layer,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        mask: torch.Tensor,
+        kv: KVView,
+        shape: tuple[int, int],
+    ) -> torch.Tensor:
+        """Rotary embedding, cache and attention; returns (M, A x D)."""
+        (rows, queries), heads, kv_heads, size = shape, self._heads, self._kv_heads, self._head_size
+        tokens = rows * queries
+        turned = qkv[: (heads + kv_heads) * size].view(heads + kv_heads, size, tokens)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            turned[:heads] = self._normalise(turned[:heads], layer.q_norm)
+            turned[heads:] = self._normalise(turned[heads:], layer.k_norm)
+        halves = turned.view(heads + kv_heads, 2, size // 2, tokens)
+        swapped = halves.flip(1)
+        turned.mul_(cos).addcmul_(swapped.view_as(turned), sin)
+        every = qkv.view(heads + 2 * kv_heads, size, rows, queries).permute(2, 0, 3, 1).contiguous()
+        query = every[:, :heads]
+        keys, values = kv.update(index, every[:, heads : heads + kv_heads], every[:, heads + kv_heads :])
+        if queries == 1:
+            grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
+            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            return mixed.reshape(tokens, heads * size)
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=heads != kv_heads)
+        return mixed.transpose(1, 2).reshape(tokens, heads * size)
+
+    def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm over the dimension before the last, in float32 (Zhang & Sennrich 2019): w x / sqrt(mean(x^2) + eps)."""
+        wide = x.float()
+        scale = wide.square().mean(-2, keepdim=True).add_(self._eps).rsqrt_()
+        return (wide * scale).to(x.dtype).mul_(weight[:, None])
+
+
+def _rotary_tables(
+    config: PretrainedConfig, context: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin (D, positions); the first half of sin is negated, so that x cos + swap(x) sin rotates a pair of halves."""
+    rotary = LlamaRotaryEmbedding(config)  # pyright: ignore[reportArgumentType]
+    cos, sin = rotary(torch.empty(0, dtype=dtype), torch.arange(context)[None])
+    sin = sin.clone()
+    sin[..., : sin.shape[-1] // 2] *= -1
+    return cos[0].t().contiguous().to(device), sin[0].t().contiguous().to(device)

@@ -1,0 +1,129 @@
+"""What a model path offers the engine, and which path a checkpoint gets.
+
+Two paths behind one interface: ``hf`` runs the unmodified Hugging Face module of any causal LM; ``lean`` is a fused forward for
+the Llama family. Both are built from the configuration alone; weights arrive as views into a buffer that somebody else fills.
+
+Shapes: R sequences, Q new tokens of each, N tokens they may look at, K tokens whose next-token logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
+
+from corrente.engine.embedded.kv import KVView
+from corrente.errors import ConfigError
+from corrente.sync.layout import Layout
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEFAULT_CONTEXT = 4096
+
+
+class ModelPath(Protocol):
+    """Contract: no state but the bound weights; one forward pass for prefill and decode alike."""
+
+    def layout(self) -> Layout:
+        """The slabs this path wants its weights in."""
+        ...
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Use these views, by slab name, from now on. Copies nothing."""
+        ...
+
+    def forward(
+        self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, mask_R1QN: torch.Tensor, kv: KVView, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """Next-token logits (K, V) of the tokens at flat indices ``keep`` (K,) of (R, Q). ``mask`` is additive."""
+        ...
+
+
+def read_config(path: Path) -> PretrainedConfig:
+    """The model's configuration; ConfigError when the directory holds none, or one this engine cannot serve."""
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"model.path: {str(path)!r} holds no config.json; give a directory with a Hugging Face causal LM"
+        )
+    config = AutoConfig.from_pretrained(path)
+    reason = unsupported(config)
+    if reason:
+        raise ConfigError(f"model.path: {str(path)!r} ({config.model_type}) cannot be served: {reason}")
+    return config
+
+
+def unsupported(config: PretrainedConfig) -> str:
+    """Why a slot cache of keys and values cannot serve this architecture; empty when it can."""
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        return "transformers knows no causal LM for it"
+    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
+        return "its ALiBi positions are derived from a padding mask, not from position ids"
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "attention"}
+    if kinds:
+        return f"layers of type {', '.join(sorted(kinds))} keep a state that is not keys and values"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "some of its layers share keys and values"
+    module = AutoModelForCausalLM._model_mapping[type(config)]
+    if getattr(module, "_is_stateful", False):
+        return "it keeps a recurrent state"
+    if "position_ids" not in inspect.signature(module.forward).parameters:
+        return "its forward pass takes no position_ids"
+    return ""
+
+
+def context_limit(config: PretrainedConfig, wanted: int) -> int:
+    """Tokens of prompt and completion together. A sliding window bounds it too: within its window every mask is causal."""
+    limit = int(getattr(config, "max_position_embeddings", 0) or DEFAULT_CONTEXT)
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True):
+        limit = min(limit, int(window))
+    if wanted > limit:
+        raise ConfigError(f"engine.max_context: {wanted} given, but the model allows at most {limit}")
+    return wanted or min(limit, DEFAULT_CONTEXT)
+
+
+def build(config: PretrainedConfig, *, path: str, dtype: torch.dtype, device: torch.device, context: int) -> ModelPath:
+    """The model path called ``path``; ``auto`` is lean where it applies."""
+    from corrente.engine.embedded import hf, lean
+
+    if path == "hf":
+        return hf.HFModel(config, dtype=dtype, device=device)
+    reason = lean.unsupported(config)
+    if not reason:
+        return lean.LeanModel(config, dtype=dtype, device=device, context=context)
+    if path == "lean":
+        raise ConfigError(f"engine.path: lean does not run this {config.model_type}: {reason}; use auto or hf")
+    return hf.HFModel(config, dtype=dtype, device=device)
+
+
+def shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter by state-dict name, tied ones once, without allocating any."""
+    with torch.device("meta"):
+        module: Any = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def resolve_dtype(name: str, device: str) -> torch.dtype:
+    """``auto`` is bfloat16 on an accelerator that has it, float32 elsewhere."""
+    if name == "auto":
+        half = device.startswith("cuda") and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if half else torch.float32
+    if name not in DTYPES:
+        raise ConfigError(f"model.dtype: {name!r} given; auto, {', '.join(DTYPES)} are allowed")
+    return DTYPES[name]
+
+
+def end_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
+    """Ids that end a sequence: those of generation_config.json, else of the model's configuration."""
+    if (path / "generation_config.json").is_file():
+        value = GenerationConfig.from_pretrained(path).eos_token_id
+    else:
+        value = getattr(config, "eos_token_id", None)
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)

@@ -1,0 +1,164 @@
+"""Drawing tokens: temperature, top-k, top-p, min-p, and the log-probability of what was drawn.
+
+Every row has a seed of its own, and the uniform number behind its token is a hash of (seed, position in the sequence): a draw does
+not depend on what else is in the batch, and a sequence that was interrupted draws as if it had not been. Tokens come from the
+inverse of the cumulative distribution, found in two levels (which block of the vocabulary, which token in it), so that one
+uniform number and no sort is all a row needs. Rows with top-k or top-p look at their largest logits only, as many as they
+turn out to need.
+
+Shapes: B rows, V vocabulary, C candidates of a truncated row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from corrente.types import Floats, Sampling, Tokens
+
+BLOCK = 256
+FIRST_CANDIDATES = 256
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Sampling parameters of a batch, row by row, and which rows are drawn how."""
+
+    seeds: NDArray[np.uint64]
+    greedy: torch.Tensor
+    dense: torch.Tensor
+    cut: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    plain: bool
+    """All rows are dense, at temperature 1 and without min-p."""
+
+
+def compile_rules(rows: Sequence[tuple[Sampling, int]], *, vocabulary: int, device: torch.device) -> Rules:
+    """Rules for rows of (sampling, seed). ``top_k`` of 0 becomes the whole vocabulary."""
+    samplings = [sampling for sampling, _ in rows]
+    greedy = [i for i, s in enumerate(samplings) if s.temperature == 0]
+    cut = [i for i, s in enumerate(samplings) if s.temperature > 0 and (0 < s.top_k < vocabulary or s.top_p < 1)]
+    dense = sorted(set(range(len(rows))) - set(greedy) - set(cut))
+
+    def column(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+    def index(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    return Rules(
+        seeds=np.array([seed & 0xFFFFFFFFFFFFFFFF for _, seed in rows], np.uint64),
+        greedy=index(greedy),
+        dense=index(dense),
+        cut=index(cut),
+        temperature=column([s.temperature for s in samplings]),
+        top_k=column([min(s.top_k, vocabulary) or vocabulary for s in samplings]).long(),
+        top_p=column([s.top_p for s in samplings]),
+        min_p=column([s.min_p for s in samplings]),
+        plain=len(dense) == len(rows) and all(s.temperature == 1 and s.min_p == 0 for s in samplings),
+    )
+
+
+def draw(logits_BV: torch.Tensor, rules: Rules, positions_B: NDArray[np.int64]) -> tuple[Tokens, Floats]:
+    """One token per row and its log-probability in the distribution it was drawn from (greedy: the untempered one)."""
+    count = len(logits_BV)
+    tokens = torch.empty(count, dtype=torch.long, device=logits_BV.device)
+    logprobs = torch.empty(count, dtype=torch.float32, device=logits_BV.device)
+    uniform = torch.from_numpy(uniforms(rules.seeds, positions_B)).to(logits_BV.device)
+    if rules.plain:
+        tokens, logprobs = _dense((logits_BV - logits_BV.amax(-1, keepdim=True)).float(), None, uniform)
+    else:
+        for rows, way in ((rules.greedy, _greedy), (rules.dense, _tempered), (rules.cut, _truncated)):
+            if len(rows):
+                picked = logits_BV if len(rows) == count else logits_BV.index_select(0, rows)
+                tokens[rows], logprobs[rows] = way(picked.float(), rules, rows, uniform[rows])
+    return tokens.cpu().numpy().astype(np.int32), logprobs.cpu().numpy()
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1), one per (seed, position): two rounds of the splitmix64 finaliser (Steele et al. 2014)."""
+    mixed = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
+    mixed = _mix(mixed ^ (positions.astype(np.uint64) * np.uint64(0xD1342543DE82EF95)))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+Drawn = tuple[torch.Tensor, torch.Tensor]
+
+
+def _greedy(logits: torch.Tensor, _rules: Rules, _rows: torch.Tensor, _uniform: torch.Tensor) -> Drawn:
+    best = logits.argmax(-1)
+    return best, logits.gather(-1, best[:, None])[:, 0] - torch.logsumexp(logits, -1)
+
+
+def _tempered(logits: torch.Tensor, rules: Rules, rows: torch.Tensor, uniform: torch.Tensor) -> Drawn:
+    scaled = logits / rules.temperature[rows]
+    min_p = rules.min_p[rows]
+    return _dense(scaled - scaled.amax(-1, keepdim=True), min_p if bool((min_p > 0).any()) else None, uniform)
+
+
+def _dense(shifted: torch.Tensor, min_p: torch.Tensor | None, uniform: torch.Tensor) -> Drawn:
+    """Draw from exp(shifted), whose largest element is 1; overwrites ``shifted``. Cumulative sums are float64."""
+    weights = shifted.exp_()
+    if min_p is not None:
+        weights.masked_fill_(weights < min_p, 0)
+    count, vocabulary = weights.shape
+    whole = vocabulary // BLOCK * BLOCK
+    sums = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
+    if whole < vocabulary:
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], -1)
+    cumulative = sums.double().cumsum(-1)
+    total = cumulative[:, -1:]
+    target = uniform[:, None] * total
+    block = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    columns = block * BLOCK + torch.arange(BLOCK, device=block.device)
+    inside = weights.gather(1, columns.clamp(max=vocabulary - 1)) * (columns < vocabulary)
+    place = _invert(inside, target - before)
+    token = columns.gather(1, place)[:, 0]
+    logprob = inside.gather(1, place).log()[:, 0] - total[:, 0].log()
+    return token, logprob.float()
+
+
+def _truncated(logits: torch.Tensor, rules: Rules, rows: torch.Tensor, uniform: torch.Tensor) -> Drawn:
+    """Draw among the largest logits. Candidates are widened until no row's support can reach beyond them."""
+    scaled = logits / rules.temperature[rows]
+    top_k, top_p, min_p = rules.top_k[rows], rules.top_p[rows], rules.min_p[rows]
+    vocabulary = scaled.shape[1]
+    lse_all = torch.logsumexp(scaled, -1, keepdim=True)
+    width = min(vocabulary, max(FIRST_CANDIDATES, int(torch.where(top_k < vocabulary, top_k, 0).max())))
+    while True:
+        values, ids = scaled.topk(width, -1)
+        inside_k = torch.arange(width, device=values.device) < top_k
+        lse_k = torch.where(
+            top_k < vocabulary, torch.logsumexp(values.masked_fill(~inside_k, -torch.inf), -1, keepdim=True), lse_all
+        )
+        weights = (values - lse_k).exp().masked_fill(~inside_k, 0)
+        cumulative = weights.double().cumsum(-1)
+        inside = (cumulative - weights) < top_p
+        settled = (top_k <= width) | (cumulative[:, -1:] >= top_p)
+        if width == vocabulary or bool(settled.all()):
+            break
+        width = min(vocabulary, 8 * width)
+    weights = weights.masked_fill(~inside | (weights < min_p * weights[:, :1]), 0)
+    place = _invert(weights, uniform[:, None] * weights.double().sum(-1, keepdim=True))
+    logprob = weights.gather(1, place).log() - weights.sum(-1, keepdim=True).log()
+    return ids.gather(1, place)[:, 0], logprob[:, 0].float()
+
+
+def _invert(weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """First place whose cumulative weight exceeds ``target`` (B, 1); never one of weight 0 while any is positive."""
+    cumulative = weights.double().cumsum(-1)
+    below = torch.minimum(target, cumulative[:, -1:] * (1 - 1e-12))
+    return torch.searchsorted(cumulative, below, right=True).clamp_(max=weights.shape[1] - 1)

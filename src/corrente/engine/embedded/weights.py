@@ -1,0 +1,37 @@
+"""The two weight buffers: typed views by slab name, made once, so that a flip is a change of dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from corrente.errors import ConfigError
+from corrente.sync.layout import Layout
+
+
+class Buffers:
+    """Views of every slab in each buffer; nothing is copied, the buffers must outlive this."""
+
+    def __init__(self, layout: Layout, buffers: Sequence[torch.Tensor]) -> None:
+        for at, buffer in enumerate(buffers):
+            if buffer.dtype != torch.uint8 or buffer.ndim != 1 or buffer.nbytes < layout.nbytes:
+                raise ConfigError(
+                    f"weight buffer {at} is {buffer.dtype} of {buffer.nbytes} bytes; "
+                    f"the engine needs {layout.nbytes} bytes of uint8 in one dimension"
+                )
+        self._views = [
+            {
+                slab.name: buffer[slab.offset : slab.offset + slab.nbytes]
+                .view(getattr(torch, slab.dtype))
+                .view(slab.shape)
+                for slab in layout.slabs
+            }
+            for buffer in buffers
+        ]
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __getitem__(self, slot: int) -> Mapping[str, torch.Tensor]:
+        return self._views[slot]
