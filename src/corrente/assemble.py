@@ -105,6 +105,7 @@ async def open_parts(
             inflight=build_inflight(config),
             sink=Fanout(sinks),
             eval_prompts=eval_prompts,
+            eval_env=_find(ENV)(msgspec.structs.replace(config.sampling, temperature=config.eval.temperature)),
             checkpoints=checkpoint.CheckpointFolder(folder, keep=config.checkpoint.keep) if folder else None,
         )
 

@@ -82,6 +82,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     inflight: InflightPolicy
     sink: Sink
     eval_prompts: tuple[Prompt, ...] = ()
+    eval_env: Env | None = None
+    """How held-out prompts are played, where their sampling differs; None: like the others."""
     checkpoints: Checkpoints | None = None
 
 
