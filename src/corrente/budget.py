@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from corrente.errors import FailureBudgetError
+from corrente.errors import FailureBudgetError, NothingToLearnError
+from corrente.observe.base import Sink
 
 
 class FailureBudget:
@@ -27,4 +28,29 @@ class FailureBudget:
             raise FailureBudgetError(
                 f"{failed} of the last {len(recent)} attempts failed at {boundary}; the last: {error} "
                 f"(allowed: limits.failure_fraction = {self._fraction} of limits.failure_window = {self._window})"
+            )
+
+
+class Untrainable:
+    """Groups in a row that teach nothing: a warning after a step's worth, NothingToLearnError after ``patience`` steps' worth."""
+
+    def __init__(self, *, per_step: int, patience: int, sink: Sink) -> None:
+        self._per_step = per_step
+        self._patience = patience
+        self._sink = sink
+        self._in_a_row = 0
+
+    def reset(self) -> None:
+        """A group that teaches something came by."""
+        self._in_a_row = 0
+
+    def count(self, groups: int, reason: str) -> None:
+        before, self._in_a_row = self._in_a_row, self._in_a_row + groups
+        said = f"{self._in_a_row} groups in a row teach nothing ({reason})"
+        if before < self._per_step <= self._in_a_row:
+            self._sink.event("warning", f"{said}: a step's worth")
+        if self._in_a_row >= self._patience * self._per_step:
+            raise NothingToLearnError(
+                f"{said}: the task is solved, impossible, or its reward is constant "
+                f"(allowed: filter.patience = {self._patience} batches of {self._per_step})"
             )

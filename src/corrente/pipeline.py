@@ -32,8 +32,16 @@ import msgspec
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from corrente.budget import FailureBudget
-from corrente.errors import EndOfStream, LedgerError, NothingToLearnError, root_cause
+from corrente.budget import FailureBudget, Untrainable
+from corrente.env.base import Env
+from corrente.errors import (
+    EndOfStream,
+    FailureBudgetError,
+    LedgerError,
+    NothingToLearnError,
+    PipelineError,
+    root_cause,
+)
 from corrente.evaluation import Evaluator
 from corrente.journal import Journal
 from corrente.ledger import Admission, Ledger
@@ -42,7 +50,7 @@ from corrente.publishing import Publisher
 from corrente.reporting import Report, Reporter
 from corrente.rollout import Player, first_error, scored, survivors
 from corrente.sync.base import Update
-from corrente.tally import lag_metrics, sample_record, scored_metrics, trained_metrics
+from corrente.tally import lag_metrics, sample_records, scored_metrics, trained_metrics
 from corrente.traffic import Valve
 from corrente.types import Batch, Group, Prompt
 from corrente.types import Outcome as GroupOutcome
@@ -79,7 +87,10 @@ class Pipeline:
         self.valve = Valve()
         limits = self.plan.limits
         self._budget = FailureBudget(fraction=limits.failure_fraction, window=limits.failure_window)
-        self._player = self._make_player(self._budget)
+        per_step, patience = self.plan.prompts_per_step, self.plan.filter.patience
+        self._untrainable = Untrainable(per_step=per_step, patience=patience, sink=parts.sink)
+        self._empty_steps = Untrainable(per_step=per_step, patience=patience, sink=parts.sink)
+        self._player = self._make_player(self._budget, parts.env)
         self._publisher = Publisher(
             sync=parts.sync,
             inflight=parts.inflight,
@@ -88,7 +99,7 @@ class Pipeline:
             retries=self.plan.publish_retries,
         )
         self._evaluator = Evaluator(
-            player=self._make_player(FailureBudget(fraction=1.0, window=1)),
+            player=self._make_player(FailureBudget(fraction=1.0, window=1), parts.eval_env or parts.env),
             scorer=parts.scorer,
             prompts=parts.eval_prompts,
             plan=self.plan.eval,
@@ -99,10 +110,10 @@ class Pipeline:
         self._next_ticket = snapshot.next_ticket if snapshot else 0
         self._stop = stop or anyio.Event()
         self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()
+        self._failure: PipelineError | None = None
         self._landed = Bell()
         self._trained_since_stage: list[int] = []
         self._scored: list[Group] = []
-        self._untrainable_in_a_row = 0
         if snapshot:
             parts.prompts.restore(snapshot.prompts)
 
@@ -116,10 +127,12 @@ class Pipeline:
             await self._publisher.land(update)
             self.version = update.version
             ended = await self._flow()
-            if ended != "stopped":
+            if ended not in ("stopped", "failed"):
                 await self._evaluator.run(step=self.step, version=self.version)
-            checkpoint = await self._checkpoint()
+            checkpoint = await self._checkpoint() if self._at_version or ended != "failed" else None
             watching.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
         self.ledger.settle_rest("cancelled", "the run ended")
         return Outcome(
             ended=ended,
@@ -178,17 +191,33 @@ class Pipeline:
         self.journal.moved()
         group = self._carried.pop(0).group if self._carried else None
         if group is None:
-            rollouts.start_soon(self._rollout, ticket, prompt, self.version)
+            rollouts.start_soon(self._try_rollout, ticket, prompt, self.version)
         else:
             self._put(msgspec.structs.replace(group, id=ticket))
+
+    async def _try_rollout(self, ticket: int, prompt: Prompt, version: int) -> None:
+        """Where generation cannot go on but the learner is well, the run ends with a checkpoint first, then the error."""
+        try:
+            await self._rollout(ticket, prompt, version)
+        except (NothingToLearnError, FailureBudgetError) as failure:
+            self._give_up(failure)
+        except BaseExceptionGroup as group:
+            failure = root_cause(group)
+            if not isinstance(failure, FailureBudgetError):
+                raise
+            self._give_up(failure)
+
+    def _give_up(self, failure: PipelineError) -> None:
+        self._failure = self._failure or failure
+        self._collecting.cancel()
+        self._feeding.cancel()
 
     async def _rollout(self, ticket: int, prompt: Prompt, version: int) -> None:
         """Generate and score one group. It ends in the buffer, or dropped with a reason, and its slot comes back."""
         async with self.valve.groups.enter():
             with self._timed("generate", f"group {ticket}", prompt=prompt.id):
-                played = await self._player.group(
-                    ticket, prompt, size=self.plan.group_size, seed=self.plan.seed, version=version
-                )
+                size, seed = self.plan.group_size, self.plan.seed
+                played = await self._player.group(ticket, prompt, size=size, seed=seed, version=version)
         self.journal.moved()
         group, error = survivors(played), first_error(played)
         if group.episodes:
@@ -201,9 +230,9 @@ class Pipeline:
             self._drop(ticket, "failed", error.splitlines()[0][:200])
         elif reason:
             self._drop(ticket, "filtered", reason)
-            self._count_untrainable(1, reason)
+            self._untrainable.count(1, reason)
         else:
-            self._untrainable_in_a_row = 0
+            self._untrainable.reset()
             self._put(group)
 
     def _put(self, group: Group) -> None:
@@ -216,19 +245,6 @@ class Pipeline:
         self.parts.buffer.drop(ticket)
         self.journal.moved()
 
-    def _count_untrainable(self, groups: int, reason: str) -> None:
-        """Warn after a step's worth of untrainable groups in a row; end the run after ``filter.patience`` of them."""
-        per_step, patience = self.plan.prompts_per_step, self.plan.filter.patience
-        before, self._untrainable_in_a_row = self._untrainable_in_a_row, self._untrainable_in_a_row + groups
-        said = f"{self._untrainable_in_a_row} groups in a row teach nothing ({reason})"
-        if before < per_step <= self._untrainable_in_a_row:
-            self.parts.sink.event("warning", f"{said}: a step's worth")
-        if self._untrainable_in_a_row >= patience * per_step:
-            raise NothingToLearnError(
-                f"{said}: the task is solved, impossible, or its reward is constant "
-                f"(allowed: filter.patience = {patience} batches of {per_step})"
-            )
-
     # ---- learn ----------------------------------------------------------------------------------------------------------------
 
     async def _learn(self, flips: MemoryObjectSendStream[Staged], reports: MemoryObjectSendStream[Report]) -> str:
@@ -238,7 +254,7 @@ class Pipeline:
             groups, limits = await self._collect()
             if not groups:
                 await self._stage(flips)
-                return "stopped" if self._stop.is_set() else "data"
+                return "failed" if self._failure else "stopped" if self._stop.is_set() else "data"
             taken_s = self.journal.elapsed_s
             batch = self.parts.algorithm.batch(
                 groups, step=self.step, version=self.learner_version, oldest_trainable=limits
@@ -246,7 +262,10 @@ class Pipeline:
             self._assert_age(batch)
             values = await self._step(batch)
             self.step += 1
-            self._settle(groups, batch)
+            try:
+                self._settle(groups, batch)
+            except NothingToLearnError as failure:
+                self._give_up(failure)
             stepped_s = self.journal.elapsed_s
             if self._at_version or len(groups) < self.plan.prompts_per_step:
                 await self._stage(flips)
@@ -273,7 +292,7 @@ class Pipeline:
         happens between versions. Groups in hand at that moment stay outstanding, for the checkpoint."""
         groups: list[Group] = []
         limits: list[int | None] = []
-        if self._stop.is_set() and self._at_version:
+        if self._failure or (self._stop.is_set() and self._at_version):
             return [], []
         with anyio.CancelScope() as self._collecting, self.journal.waits.on("learn", "groups"):
             while len(groups) < self.plan.prompts_per_step:
@@ -309,13 +328,12 @@ class Pipeline:
         for group in groups:
             self.ledger.settle(group.id, "trained")
             self._trained_since_stage.append(group.id)
-        episodes = [(episode, group) for group in groups for episode in group.episodes]
-        for episode, group in episodes[: self.plan.samples_per_step]:
-            self.parts.sink.sample(self.step, sample_record(episode, group, batch.version))
+        for sample in sample_records(groups, count=self.plan.samples_per_step, version=batch.version):
+            self.parts.sink.sample(self.step, sample)
         if batch.rows:
-            self._untrainable_in_a_row = 0
+            self._empty_steps.reset()
         else:
-            self._count_untrainable(len(groups), "no row of the step carries a gradient")
+            self._empty_steps.count(len(groups), "no row of the step carries a gradient")
         self.journal.moved()
 
     # ---- publish --------------------------------------------------------------------------------------------------------------
@@ -353,26 +371,25 @@ class Pipeline:
         """The control plane as it stands between two steps, and the learner's weights beside it."""
         if self.parts.checkpoints is None:
             return None
+        live = [Unfinished(prompt_id=a.prompt.id, group=a.group) for a in self.ledger.outstanding]
         snapshot = Snapshot(
             step=self.step,
             version=self.learner_version,
             next_ticket=self._next_ticket,
             ledger=self.ledger.state(),
             prompts=self.parts.prompts.state(),
-            unfinished=self._unfinished(),
+            unfinished=(
+                *live,
+                *self._carried,
+            ),  # in admission order; what an earlier part left and was not admitted yet is last
             elapsed_s=self.journal.elapsed_s,
         )
         with self._timed("learn", f"checkpoint {self.step}"), self.journal.waits.on("learn", "the checkpoint"):
             return await self.parts.checkpoints.write(snapshot, self.parts.learner)
 
-    def _unfinished(self) -> tuple[Unfinished, ...]:
-        """Outstanding prompts in admission order; those carried over and not admitted again yet come last."""
-        live = [Unfinished(prompt_id=a.prompt.id, group=a.group) for a in self.ledger.outstanding]
-        return (*live, *self._carried)
-
-    def _make_player(self, budget: FailureBudget) -> Player:
+    def _make_player(self, budget: FailureBudget, env: Env) -> Player:
         return Player(
-            env=self.parts.env,
+            env=env,
             engine=self.parts.engine,
             valve=self.valve,
             waits=self.journal.waits,

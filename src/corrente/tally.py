@@ -60,18 +60,22 @@ def eval_metrics(episodes: Sequence[Episode]) -> Mapping[str, float]:
     return out
 
 
-def sample_record(episode: Episode, group: Group, version: int) -> dict[str, object]:
-    """One episode as plain data, to be read by a person."""
-    return {
-        "prompt_id": episode.prompt_id,
-        "group": group.id,
-        "prompt": group.prompt.text,
-        "completion": episode.text,
-        "reward": episode.reward,
-        "scores": episode.scores,
-        "tokens": episode.sampled_tokens,
-        "finish_reason": episode.completions[-1].finish_reason if episode.completions else "",
-        "versions": sorted(set(episode.span_versions())),
-        "trained_at_version": version,
-        "fields": group.prompt.fields,
-    }
+def sample_records(groups: Sequence[Group], *, count: int, version: int) -> list[dict[str, object]]:
+    """The first ``count`` episodes of a step as plain data, to be read by a person."""
+    episodes = [(group, episode) for group in groups for episode in group.episodes]
+    return [
+        {
+            "prompt_id": episode.prompt_id,
+            "group": group.id,
+            "prompt": group.prompt.text,
+            "completion": episode.text,
+            "reward": episode.reward,
+            "scores": episode.scores,
+            "tokens": episode.sampled_tokens,
+            "finish_reason": episode.completions[-1].finish_reason if episode.completions else "",
+            "versions": sorted(set(episode.span_versions())),
+            "trained_at_version": version,
+            "fields": group.prompt.fields,
+        }
+        for group, episode in episodes[:count]
+    ]
