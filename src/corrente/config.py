@@ -35,8 +35,11 @@ class _Kind(_Section, frozen=True, kw_only=True, tag_field="kind", tag=str.lower
 
 class Run(_Section, frozen=True, kw_only=True):
     name: str = "run"
+    """Names the run folder; where it is taken, "-2", "-3", ... is added."""
     dir: str = "runs"
+    """Folder of run folders."""
     seed: Natural = 0
+    """Decides prompts, their order and every sampled token, for equal weights."""
     steps: Positive = 100
     """Optimizer steps. A multiple of sync.every, so that a run ends on a version."""
     prompts_per_step: Positive = 8
@@ -56,19 +59,26 @@ class Arithmetic(_Kind, frozen=True, kw_only=True, tag="arithmetic"):
     """Sums of two numbers behind worked examples, drawn without end; a part of all pairs is held out for evaluation."""
 
     digits: Annotated[int, Meta(ge=1, le=6)] = 1
+    """Of both numbers."""
     shots: Natural = 2
+    """Worked examples before each sum."""
     held_out: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    """Part of all pairs that is never trained on, in either order."""
 
 
 class Jsonl(_Kind, frozen=True, kw_only=True, tag="jsonl"):
     """One JSON object a line; ``column`` is the prompt text, the other columns reach the reward functions."""
 
     path: str
+    """A JSON Lines file."""
     column: str = "prompt"
+    """The column that holds the prompt; every row needs it, as text."""
     eval_path: str = ""
+    """Rows for evaluation; empty: no evaluation."""
     epochs: Natural = 1
     """0: repeat for ever."""
     shuffle: bool = True
+    """Another order each epoch, from run.seed; false: the order of the file."""
 
 
 class Reward(_Section, frozen=True, kw_only=True):
@@ -77,6 +87,7 @@ class Reward(_Section, frozen=True, kw_only=True):
     weights: tuple[float, ...] = ()
     """One per function; empty: all 1."""
     deadline_s: Seconds = 30.0
+    """Of one call of one function; past it the group counts as failed."""
 
 
 # ---- the seven axes -----------------------------------------------------------------------------------------------------------
@@ -95,6 +106,7 @@ class Procs(_Kind, frozen=True, kw_only=True, tag="procs"):
     placement: Literal["shared", "pinned", "priority"] = "priority"
     """shared: both sides may use every core. pinned: cores split. priority: shared, the engine goes first."""
     start_deadline_s: Seconds = 300.0
+    """Time the workers get to load their models."""
 
 
 class NoBuffer(_Kind, frozen=True, kw_only=True, tag="none"):
@@ -123,7 +135,9 @@ class Inproc(_Kind, frozen=True, kw_only=True, tag="inproc"):
     """Two weight buffers in this process."""
 
     every: Positive = 1
+    """Optimizer steps per published version."""
     retries: Natural = 3
+    """Attempts after a failed publish before the run ends."""
 
 
 class Shm(_Kind, frozen=True, kw_only=True, tag="shm"):
@@ -147,6 +161,7 @@ class Staleness(_Section, frozen=True, kw_only=True):
     correct: Literal["none", "tis", "mis"] = "none"
     """Importance weight of sampled tokens in the loss: none beyond the objective's own ratio, truncated, or masked."""
     correct_cap: PositiveFloat = 2.0
+    """Where tis truncates the weight, and above which mis leaves a token out."""
 
 
 class Swap(_Kind, frozen=True, kw_only=True, tag="swap"):
@@ -189,13 +204,15 @@ class Embedded(_Kind, frozen=True, kw_only=True, tag="embedded"):
 
 class Algo(_Section, frozen=True, kw_only=True):
     advantage: Literal["grpo", "rloo"] = "grpo"
+    """Baseline of a reward: the mean of its group, or of the others of its group (leave one out)."""
     scale_rewards: Literal["group", "none"] = "group"
     """Divide a group's advantages by the standard deviation of its rewards (GRPO), or do not (Dr. GRPO)."""
     loss: Literal["grpo", "dr_grpo", "dapo"] = "dapo"
     """The clip objective's aggregation: mean of sequence means, fixed length, or mean over the step's tokens."""
     epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    """Clip of the ratio below, 1 - epsilon."""
     epsilon_high: PositiveFloat | None = 0.28
-    """None: same as epsilon."""
+    """Clip of the ratio above, 1 + epsilon_high. None: same as epsilon."""
     delta: Annotated[float, Meta(gt=1)] | None = 4.0
     """Dual clip: upper bound of the ratio where the advantage is negative. None: off."""
     beta: NonNegative = 0.0
@@ -206,16 +223,23 @@ class Algo(_Section, frozen=True, kw_only=True):
 
 class Learner(_Section, frozen=True, kw_only=True):
     lr: PositiveFloat = 1e-5
+    """Learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, over run.steps; linear and cosine end at 0."""
     warmup_steps: Natural = 0
+    """Steps in which the learning rate rises to lr."""
     weight_decay: NonNegative = 0.0
+    """Decoupled, as in AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the gradient's running mean and square."""
     eps: PositiveFloat = 1e-8
+    """Added to the denominator of the update."""
     max_grad_norm: NonNegative = 1.0
-    """0: no clipping."""
+    """Largest norm of a step's gradient, scaled down above it. 0: no clipping."""
     micro_batch_tokens: Positive = 2048
     """Distinct tokens of one forward pass; does not change the gradient."""
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
 
 
 class Filter(_Section, frozen=True, kw_only=True):
@@ -236,6 +260,7 @@ class Limits(_Section, frozen=True, kw_only=True):
     failure_fraction: Fraction = 0.5
     """End the run when more than this part of the last failure_window attempts at one boundary failed."""
     failure_window: Positive = 64
+    """Attempts, per boundary, that limits.failure_fraction looks at."""
     stop_s: Seconds = 10.0
     """Time the workers get to stop before they are killed."""
 
@@ -244,21 +269,27 @@ class Eval(_Section, frozen=True, kw_only=True):
     every: Natural = 10
     """Versions between evaluations on held-out prompts; 0: never."""
     prompts: Positive = 64
+    """Held-out prompts, at most."""
     samples: Positive = 1
+    """Completions of each."""
     temperature: NonNegative = 0.0
+    """Of evaluation alone; 0: greedy."""
     deadline_s: Seconds = 600.0
+    """Of one evaluation; what is not done by then is counted as lost."""
 
 
 class Checkpoint(_Section, frozen=True, kw_only=True):
     every: Natural = 50
     """Steps; a multiple of sync.every. 0: only when stopped or at the end."""
     keep: Positive = 2
+    """Complete checkpoints that are kept."""
 
 
 class Observe(_Section, frozen=True, kw_only=True):
     samples: Natural = 4
     """Episodes a step written to samples.jsonl."""
     timeline: bool = True
+    """Write timeline.jsonl."""
 
 
 class RunConfig(_Section, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import difflib
 import types
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -103,6 +103,8 @@ def is_text(hint: Any) -> bool:
 
 def allowed(hint: Any) -> str:
     """A type and its constraints in words: "an integer of at least 2"."""
+    if get_origin(hint) is Literal:  # msgspec sorts the values; the order they are written in says more
+        return "one of " + ", ".join(show(value) for value in get_args(hint))
     return _words(msgspec.inspect.type_info(hint))
 
 
@@ -157,8 +159,6 @@ def _words(info: msgspec.inspect.Type) -> str:
             return "a text"
         case msgspec.inspect.BoolType():
             return "true or false"
-        case msgspec.inspect.LiteralType(values=values):
-            return "one of " + ", ".join(show(value) for value in values)
         case msgspec.inspect.VarTupleType(item_type=item):
             return f"a list, each {_words(item)}"
         case msgspec.inspect.TupleType(item_types=items):

@@ -10,10 +10,11 @@ Arrays are int32 (tokens, versions), float32 (log-probs, advantages) or bool (ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from corrente.errors import AlignmentError
@@ -34,13 +35,20 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     greedy, and its log-probs are those of the untempered distribution. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch off.
     """
 
-    max_tokens: int = 64
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    max_tokens: Annotated[int, Meta(ge=1)] = 64
+    """Of one completion; clipped to what the context has left."""
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    """Divides the logits; above 0 for training."""
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    """Keep the k likeliest tokens."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Keep the fewest tokens whose probabilities reach this sum."""
+    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Keep tokens at least this likely, relative to the likeliest."""
     stop_token_ids: tuple[int, ...] = ()
+    """End a completion, besides the model's own end-of-sequence tokens."""
     stop: tuple[str, ...] = ()
+    """End a completion where its text contains one of these; the text leaves it out."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):

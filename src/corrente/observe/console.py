@@ -153,11 +153,10 @@ class View:
         return f"{self._number('lag/mean', '.2f')} mean, {self._number('lag/max', '.0f')} max ({bound})"
 
     def _side(self, side: str) -> str:
-        waits = [
-            f"{what} {self._now[name]:.0%}"
-            for name, what in WAITS[side].items()
-            if round(self._now.get(name, 0.0), 2) > 0
-        ]
+        # A side may wait in one place while it works in another; what counts is the waiting that left it idle.
+        most = self._now.get(f"{side}/idle_fraction", 0.0)
+        parts = {what: min(self._now.get(name, 0.0), most) for name, what in WAITS[side].items()}
+        waits = [f"{what} {part:.0%}" for what, part in parts.items() if round(part, 2) > 0]
         idle = self._number(f"{side}/idle_fraction", ".0%")
         for_what = f", waits for {', '.join(waits)}" if waits else ""
         return f"{self._number(f'{side}/tokens_per_s', '.0f')} tokens/s, idle {idle}{for_what}"

@@ -1,0 +1,185 @@
+"""The command as a user runs it: exit codes, one-line errors, nothing written on bad input, the run folder, and quick answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from corrente import __version__, loading, runfolder
+from corrente import config as c
+from corrente.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+BLOCKED = """
+import sys
+for name in ("torch", "transformers", "accelerate", "gguf", "safetensors"):
+    sys.modules[name] = None
+from corrente.cli import main
+main()
+"""
+"""The command in a Python that cannot import what is heavy."""
+
+
+def _corrente(*arguments: str, cwd: Path, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "CORRENTE_CACHE": str(cache or cwd / "cache"), "TERM": "dumb", "COLUMNS": "100"}
+    command = [sys.executable, "-c", BLOCKED, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=60, check=False)
+
+
+def test_version_and_help_need_no_torch(tmp_path: Path):
+    assert _corrente("--version", cwd=tmp_path).stdout == f"corrente {__version__}\n"
+    shown = _corrente("--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert all(command in shown.stdout for command in ("run", "fetch", "doctor"))
+    assert all(
+        option in _corrente("run", "--help", cwd=tmp_path).stdout for option in ("--set", "--resume", "--dry-run")
+    )
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples").glob("*.toml")))
+def test_dry_run_prints_a_config_that_loads_to_the_same(tmp_path: Path, example: str):
+    path = ROOT / "examples" / example
+    shown = _corrente("run", str(path), "--dry-run", "--set", "run.steps=6", "--name", "mine", cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    expected = loading.load(path, ["run.steps=6", "run.name=mine"])
+    assert loading.parse(tomllib.loads(shown.stdout)) == expected
+    assert "# slots = 16, window = 4 (groups)" in shown.stdout
+    assert "at most 2 (versions)" in shown.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--set", "staleness.maximum=1"],
+        ["--set", "staleness.max=-1"],
+        ["--set", "run.group_size=1"],
+        ["--set", "buffer.window=99"],
+        ["--set", "model.path=/no/such/model"],
+        ["--set", 'reward.functions=["os:sep"]'],
+        ["--set", "prompts.kind=jsonl", "--set", "prompts.path=missing_column.jsonl"],
+        ["--resume"],
+        [],
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_writes_nothing(tmp_path: Path, arguments: list[str]):
+    """The last two: nothing to resume, and a known model that was not fetched."""
+    (tmp_path / "missing_column.jsonl").write_text('{"question": "?"}\n')
+    before = sorted(tmp_path.iterdir())
+    failed = _corrente("run", str(ROOT / "examples" / "arithmetic.toml"), *arguments, cwd=tmp_path)
+    assert failed.returncode == 2
+    assert failed.stdout == ""
+    assert len(failed.stderr.splitlines()) == 1
+    assert failed.stderr.startswith("corrente: ")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_config_that_does_not_exist_is_exit_2(tmp_path: Path):
+    failed = _corrente("run", "nothing.toml", cwd=tmp_path)
+    assert (failed.returncode, failed.stderr) == (2, "corrente: config file nothing.toml does not exist\n")
+
+
+def test_fetch_prints_the_directory_of_what_is_there_and_refuses_what_it_does_not_know(tmp_path: Path):
+    home = tmp_path / "cache" / "smollm2-135m-instruct"
+    home.mkdir(parents=True)
+    (home / "config.json").write_text("{}")
+    done = _corrente("fetch", "smollm2-135m-instruct", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{home}\n", "")
+    failed = _corrente("fetch", "gpt-5", cwd=tmp_path)
+    assert failed.returncode == 2
+    assert "it knows 'smollm2-135m-instruct'" in failed.stderr
+
+
+def test_fetch_that_fails_is_exit_1_and_one_line(tmp_path: Path):
+    (tmp_path / "cache").write_text("a file in the way")
+    failed = _corrente("fetch", "smollm2-135m-instruct", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert len(failed.stderr.splitlines()) == 1
+    assert failed.stderr.startswith("corrente: FetchError: ")
+
+
+@pytest.mark.slow
+def test_doctor_names_the_command_for_what_is_missing(tmp_path: Path):
+    env = {**os.environ, "CORRENTE_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", "from corrente.cli import main; main()", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=True)
+    assert f"corrente                 {__version__}" in done.stdout
+    assert "corrente fetch smollm2-135m-instruct" in done.stdout
+    assert "cores" in done.stdout
+
+
+# ---- the run folder ----------------------------------------------------------------------------------------------------------
+
+
+def _config(tmp_path: Path, **run: object) -> c.RunConfig:
+    return c.RunConfig(run=msgspec.convert({"dir": str(tmp_path / "runs"), "name": "x", **run}, c.Run))
+
+
+def test_run_folder_is_new_for_every_run(tmp_path: Path):
+    for expected in ("x", "x-2", "x-3"):
+        config, folder = runfolder.create(_config(tmp_path))
+        assert folder.name == config.run.name == expected
+        assert loading.load(folder / "config.toml") == config
+
+
+def test_run_folder_is_reopened_by_its_own_run(tmp_path: Path):
+    config, folder = runfolder.create(_config(tmp_path, steps=4))
+    longer = msgspec.structs.replace(
+        config, run=msgspec.structs.replace(config.run, steps=8), learner=c.Learner(lr=1e-6)
+    )
+    assert runfolder.reopen(longer) == folder
+    runfolder.keep(folder, longer)
+    assert loading.load(folder / "config.toml") == longer
+    assert [p.name for p in folder.iterdir()] == ["config.toml"]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"run": c.Run(name="x", seed=1)}, "run.seed = 1, but the run in"),
+        ({"run": c.Run(name="x", group_size=4)}, "run.group_size = 4"),
+        ({"prompts": c.Arithmetic(digits=2)}, 'prompts = {kind = "arithmetic", digits = 2'),
+        ({"buffer": c.Double()}, 'buffer = {kind = "double"}'),
+        ({"staleness": c.Staleness(max=2)}, "staleness = {max = 2"),
+        ({"model": c.Model(path="other")}, 'model.path = "other"'),
+        ({"sync": c.Shm(every=2)}, "sync.every = 2"),
+    ],
+)
+def test_run_folder_of_another_run_is_not_reopened(tmp_path: Path, change: dict[str, c.Run], part: str):
+    config, _ = runfolder.create(_config(tmp_path))
+    changed = msgspec.structs.replace(config, **change)
+    run = msgspec.structs.replace(changed.run, dir=config.run.dir)
+    with pytest.raises(ConfigError) as caught:
+        runfolder.reopen(msgspec.structs.replace(changed, run=run))
+    assert part in str(caught.value)
+    assert "--name" in str(caught.value)
+
+
+# ---- reference ---------------------------------------------------------------------------------------------------------------
+
+
+def test_reference_of_the_configuration_is_current():
+    path = ROOT / "docs" / "reference" / "generate.py"
+    spec = importlib.util.spec_from_file_location("generate_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    current = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    assert current == module.render(), "run python docs/reference/generate.py"
+    for key in (f"{section}.{name}" for section, cls in _classes() for name in cls.__struct_fields__):
+        (row,) = {line for line in current.splitlines() if line.startswith(f"| `{key}` |")}
+        assert not row.endswith("|  |"), f"{key} has no docstring in config.py"
+
+
+def _classes() -> list[tuple[str, type[msgspec.Struct]]]:
+    from corrente import schema
+
+    return [(section, cls) for section, classes in schema.sections().items() for cls in classes]
