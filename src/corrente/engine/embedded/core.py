@@ -1,8 +1,8 @@
 """The engine: a synchronous loop of admit, decode, retire. One thread, no event loop, no clock but for counting its own work.
 
-A step first admits waiting requests (one prefill for all of them, shared prefixes computed once), then samples one token for every
-live sequence, then retires those that are over; their rows are reused at once. Weights change only between two steps, by
-pointing the model at the other of two buffers: nothing is copied.
+A step first admits waiting requests (one prefill for all of them, shared prefixes computed once), then samples one token for
+every live sequence, then retires those that are over; their rows are reused at once. Weights change only between two steps,
+by pointing the model at the other of two buffers: nothing is copied.
 
 What it does not do: paging, preemption, speculative decoding. Admission is by order of arrival.
 """
@@ -94,7 +94,7 @@ class EngineCore:
             busy_s=self._busy_s,
         )
 
-    # ---- weights ------------------------------------------------------------------------------------------------------------
+    # ---- weights ----------------------------------------------------------------------------------------------------------
 
     def layout(self) -> Layout:
         """What the engine wants its weights to look like; see sync/layout.py."""
@@ -139,7 +139,7 @@ class EngineCore:
         assert self._update is not None
         return self._update.version
 
-    # ---- requests -------------------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Queue a request. GenerationError when it cannot be served as it is."""
@@ -197,7 +197,7 @@ class EngineCore:
         with self._working():
             return prefill.score(self._model, tokens, dtype=self._dtype, device=self._device)
 
-    # ---- the three parts of a step ------------------------------------------------------------------------------------------------
+    # ---- the parts of a step ----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Prefill as many waiting requests as there are rows, and sample the first token of each."""
@@ -256,7 +256,7 @@ class EngineCore:
                 ended[row] = reason
         self._retire(ended)
 
-    # ---- bookkeeping -------------------------------------------------------------------------------------------------------------
+    # ---- bookkeeping ------------------------------------------------------------------------------------------------------
 
     def _fill(
         self, contexts: Sequence[Tokens], *, first_row: int, donors: Sequence[prefill.Donor], logits: bool

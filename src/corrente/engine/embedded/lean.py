@@ -91,7 +91,7 @@ class LeanModel:
         self._layers: list[_Layer] = []
 
     def layout(self) -> Layout:
-        names = {"embed": ("model.embed_tokens.weight",)}
+        names: dict[str, tuple[str, ...]] = {"embed": ("model.embed_tokens.weight",)}
         for layer in range(self._depth):
             for name, parts in _FUSED.items():
                 sources = tuple(f"model.layers.{layer}.{part}" for part in parts)

@@ -68,7 +68,7 @@ def unsupported(config: PretrainedConfig) -> str:
         return f"layers of type {', '.join(sorted(kinds))} keep a state that is not keys and values"
     if getattr(config, "num_kv_shared_layers", 0):
         return "some of its layers share keys and values"
-    module = AutoModelForCausalLM._model_mapping[type(config)]
+    module: Any = AutoModelForCausalLM._model_mapping[type(config)]
     if getattr(module, "_is_stateful", False):
         return "it keeps a recurrent state"
     if "position_ids" not in inspect.signature(module.forward).parameters:

@@ -1,10 +1,10 @@
 """Drawing tokens: temperature, top-k, top-p, min-p, and the log-probability of what was drawn.
 
-Every row has a seed of its own, and the uniform number behind its token is a hash of (seed, position in the sequence): a draw does
-not depend on what else is in the batch, and a sequence that was interrupted draws as if it had not been. Tokens come from the
-inverse of the cumulative distribution, found in two levels (which block of the vocabulary, which token in it), so that one
-uniform number and no sort is all a row needs. Rows with top-k or top-p look at their largest logits only, as many as they
-turn out to need.
+Every row has a seed of its own, and the uniform number behind its token is a hash of (seed, position in the sequence): a draw
+does not depend on what else is in the batch, and a sequence that was interrupted draws as if it had not been. Tokens come
+from the inverse of the cumulative distribution, found in two levels (which block of the vocabulary, which token in it), so
+that one uniform number and no sort is all a row needs. Rows with top-k or top-p look at their largest logits only, as many
+as they turn out to need.
 
 Shapes: B rows, V vocabulary, C candidates of a truncated row.
 """
@@ -113,7 +113,7 @@ def _dense(shifted: torch.Tensor, min_p: torch.Tensor | None, uniform: torch.Ten
     weights = shifted.exp_()
     if min_p is not None:
         weights.masked_fill_(weights < min_p, 0)
-    count, vocabulary = weights.shape
+    vocabulary = weights.shape[1]
     whole = vocabulary // BLOCK * BLOCK
     sums = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
     if whole < vocabulary:
