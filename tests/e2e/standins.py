@@ -132,6 +132,11 @@ def refuses(config: RunConfig) -> Learner:
     raise ConfigError(f"model.path {config.model.path!r} is not to my taste")
 
 
+def leaves(config: RunConfig) -> Learner:
+    behave(EXIT)
+    return Learner()
+
+
 def hangs(config: RunConfig) -> Learner:
     while True:
         signal.pause()

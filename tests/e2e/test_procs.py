@@ -226,6 +226,38 @@ def test_stuck_worker_is_killed_within_the_bound(order: int):
     assert took < (0.5 if order == SPIN else 1.5)
 
 
+def test_worker_that_dies_before_it_is_ready_is_named():
+    async def body(workers: Workers) -> None:
+        raise AssertionError("never")
+
+    with pytest.raises(WorkerDied, match=r"^learner \(pid \d+\) exited with code 3; last words: so long / and thanks$"):
+        _run(body, _runtime(learner="standins:leaves"))
+
+
+def test_call_after_the_end_fails_at_once():
+    kept: list[Workers] = []
+
+    async def body(workers: Workers) -> None:
+        kept.append(workers)
+
+    _run(body)
+    with pytest.raises(WorkerDied, match=r"^engine \(pid \d+\) was stopped$"):
+        anyio.run(kept[0].engine.stats)
+
+
+def test_workers_run_under_trio_as_well():
+    async def main() -> None:
+        async with _runtime().open(_config()) as workers:
+            assert len((await workers.engine.generate(_request())).tokens) == 3
+            os.kill(_pids()["learner"], signal.SIGKILL)
+            await anyio.sleep_forever()
+
+    before = _footprint()
+    with pytest.raises(WorkerDied, match=r"^learner"):
+        anyio.run(main, backend="trio")
+    assert _footprint() == before
+
+
 def test_error_of_the_body_comes_out_as_it_is():
     async def body(workers: Workers) -> None:
         raise LookupError("mine")

@@ -82,16 +82,20 @@ class Child:
         )
         path = os.pathsep.join(entry for entry in sys.path if entry)
         command = [sys.executable, "-u", "-P", "-m", "corrente.runtime.worker", msgspec.json.encode(birth).decode()]
-        with theirs, _interrupts_blocked():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env={**environment(place, os.environ), "PYTHONPATH": path},
-                pass_fds=(theirs.fileno(), *inherit),
-            )
+        try:
+            with theirs, _interrupts_blocked():
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    env={**environment(place, os.environ), "PYTHONPATH": path},
+                    pass_fds=(theirs.fileno(), *inherit),
+                )
+        except BaseException:
+            ours.close()
+            raise
         assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
         return cls(name, process, ours, log)
@@ -158,9 +162,7 @@ class Child:
             with anyio.move_on_after(LINGER_S):
                 await heard.wait()
             group.cancel_scope.cancel()
-        self._death = f"{self.label} {_ending(self._process.returncode)}; {self._testament()}"
-        for pending in self._pending.values():
-            pending.event.set()
+        self._bury(f"{self.label} {_ending(self._process.returncode)}; {self._testament()}")
         raise WorkerDied(self._death)
 
     async def stop(self, within_s: float) -> None:
@@ -168,6 +170,7 @@ class Child:
 
         To be called, and not cancelled, when ``watch`` runs no more.
         """
+        self._bury(self._death or f"{self.label} was stopped")
         self._link.close()
         for patience_s, insist in ((0.8 * within_s, self._process.terminate), (0.2 * within_s, self._process.kill)):
             with anyio.move_on_after(patience_s):
@@ -177,6 +180,12 @@ class Child:
         await _ended(self._process)
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+    def _bury(self, death: str) -> None:
+        """From now on no call is answered."""
+        self._death = death
+        for pending in self._pending.values():
+            pending.event.set()
 
     async def _read(self) -> None:
         frames = wire.Frames()

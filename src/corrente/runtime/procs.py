@@ -13,10 +13,10 @@ runs cannot collide and nothing is left behind, whoever is killed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
@@ -28,13 +28,15 @@ from corrente.runtime.child import Child
 from corrente.runtime.cores import load
 from corrente.runtime.failures import as_one
 from corrente.runtime.handles import ProcEngine, ProcLearner
-from corrente.runtime.placement import available_cpus, places
+from corrente.runtime.placement import Places, available_cpus, places
 from corrente.sync.layout import Layout
+
+Place = Callable[[Literal["shared", "pinned", "priority"], Sequence[int]], Places]
 
 
 class ProcsRuntime:
     """``engine`` and ``learner`` are dotted paths of what builds the cores from a config; ``logs`` is a folder for what the
-    workers write to their standard output and error."""
+    workers write to their standard output and error; ``place`` decides what a placement means (see placement.places)."""
 
     def __init__(
         self,
@@ -42,8 +44,9 @@ class ProcsRuntime:
         engine: str = "corrente.runtime.cores:engine",
         learner: str = "corrente.runtime.cores:learner",
         logs: Path | None = None,
+        place: Place = places,
     ) -> None:
-        self._engine, self._learner, self._logs = engine, learner, logs
+        self._engine, self._learner, self._logs, self._place = engine, learner, logs, place
 
     def open(self, config: RunConfig) -> AbstractAsyncContextManager[Workers]:
         """See Runtime. A death is raised before all else; any other error, of the body or of starting, as it is."""
@@ -75,7 +78,7 @@ class ProcsRuntime:
 
     def _spawn(self, section: Procs, memory_fd: int, children: list[Child]) -> tuple[Child, Child]:
         """Start both processes; each is in ``children`` as soon as it exists."""
-        where = places(section.placement, available_cpus())
+        where = self._place(section.placement, available_cpus())
         for name, place in (("engine", where.engine), ("learner", where.learner)):
             log = self._logs / f"{name}.log" if self._logs is not None else None
             role = f"corrente.runtime.{name}_worker:{name.capitalize()}Role"

@@ -1,0 +1,45 @@
+"""Placement is arithmetic on a set of cores."""
+
+from __future__ import annotations
+
+import pytest
+
+from corrente.runtime.placement import BASE_NICE, Place, environment, places
+
+
+def test_shared_gives_both_every_core():
+    found = places("shared", (0, 1, 5))
+    assert found.engine == found.learner == Place(cpus=(0, 1, 5), threads=3, nice=BASE_NICE)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "engine", "learner"),
+    [
+        ((0, 1), (0,), (1,)),
+        ((2, 3, 4), (2, 3), (4,)),
+        (tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7)),
+        ((3,), (3,), (3,)),
+    ],
+)
+def test_pinned_splits_the_cores_and_the_threads_with_them(cpus, engine, learner):
+    found = places("pinned", cpus)
+    assert (found.engine.cpus, found.learner.cpus) == (engine, learner)
+    assert (found.engine.threads, found.learner.threads) == (len(engine), len(learner))
+    assert found.engine.nice == found.learner.nice
+
+
+def test_priority_shares_all_cores_and_lets_one_side_go_first():
+    found = places("priority", (0, 1))
+    assert found.engine.cpus == found.learner.cpus == (0, 1)
+    assert found.engine.threads == found.learner.threads == 2
+    assert found.engine.nice != found.learner.nice
+    assert min(found.engine.nice, found.learner.nice) == BASE_NICE
+
+
+@pytest.mark.parametrize(("asked", "threads"), [("", "4"), ("2", "2"), ("9", "4"), ("0", "4"), ("many", "4")])
+def test_environment_sizes_thread_pools_and_keeps_a_smaller_wish(asked: str, threads: str):
+    place = Place(cpus=(0, 1, 2, 3), threads=4, nice=1)
+    found = environment(place, {"OMP_NUM_THREADS": asked, "HOME": "/root"})
+    assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == found["OPENBLAS_NUM_THREADS"] == threads
+    assert found["HOME"] == "/root"
+    assert found["OMP_WAIT_POLICY"] == "passive"
