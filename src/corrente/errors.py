@@ -16,6 +16,7 @@ CorrenteError
 │   ├── WorkerDied                    a child process ended; carries its name and last words
 │   └── CheckpointError(OSError)      a checkpoint could not be written or read
 ├── FetchError(OSError)            a model could not be downloaded, verified or converted     -> exit code 1
+├── Interrupted                    a second Ctrl-C: stopped at once, without a checkpoint     -> exit code 130
 ├── EndOfStream                       the feed is closed; nothing more will be admitted
 └── LedgerError(AssertionError)       our own bug: a prompt settled twice, or a bound broken
 
@@ -91,6 +92,10 @@ class FetchError(CorrenteError, OSError):
     """A model could not be downloaded, verified or converted."""
 
 
+class Interrupted(CorrenteError):
+    """Asked a second time to stop. Not KeyboardInterrupt, which asyncio lets tear through the tasks that clean up."""
+
+
 class EndOfStream(CorrenteError):
     """The buffer is closed for admission."""
 
@@ -99,10 +104,15 @@ class LedgerError(CorrenteError, AssertionError):
     """An invariant of corrente itself is broken: please report it."""
 
 
-def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that ended a run: the first of our own errors inside nested groups, else the first of any."""
-    leaves = list(_leaves(group))
-    return next((e for e in leaves if isinstance(e, CorrenteError)), leaves[0])
+def root_cause(error: BaseException) -> BaseException:
+    """What decides, of the failures inside nested exception groups: one that ends a run, else one of ours, else the first.
+
+    Environments and scorers may use task groups of their own; what they raise is then judged like a plain exception.
+    """
+    leaves = list(_leaves(error))
+    fatal = (e for e in leaves if isinstance(e, PipelineError | LedgerError))
+    ours = (e for e in leaves if isinstance(e, CorrenteError))
+    return next(fatal, None) or next(ours, None) or leaves[0]
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

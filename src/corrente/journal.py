@@ -32,6 +32,6 @@ class Journal:
 
     async def watch(self, patience_s: float) -> None:
         """Raise StallError, saying who waits for what, once nothing has moved for ``patience_s``."""
-        while (quiet_s := anyio.current_time() - self._moved_s) < patience_s:
-            await anyio.sleep(patience_s - quiet_s)
+        while anyio.current_time() < (until_s := self._moved_s + patience_s):
+            await anyio.sleep_until(until_s)
         raise StallError(f"nothing moved for limits.watchdog_s = {patience_s} s: {self.waits.describe()}")

@@ -11,7 +11,7 @@ import msgspec
 from corrente.budget import FailureBudget
 from corrente.engine.base import Engine
 from corrente.env.base import Env
-from corrente.errors import DeadlineError, GenerationError, LedgerError, PipelineError, RewardError
+from corrente.errors import DeadlineError, GenerationError, LedgerError, PipelineError, RewardError, root_cause
 from corrente.score.base import Scorer
 from corrente.traffic import Valve
 from corrente.types import Completion, Episode, Group, Prompt, Request
@@ -68,14 +68,12 @@ class Player:
                 self._budget.attempt("the environment")
                 return msgspec.structs.replace(blank, turns=turns)
             assert deadline.cancelled_caught
-            failure: Exception = DeadlineError(f"no result within limits.episode_s = {self._deadline_s} s")
-        except (PipelineError, LedgerError):
-            raise
+            failure: BaseException = DeadlineError(f"no result within limits.episode_s = {self._deadline_s} s")
         except Exception as error:
-            failure = error
+            failure = _judged(error)
         return self._failed(blank, failure)
 
-    def _failed(self, episode: Episode, failure: Exception) -> Episode:
+    def _failed(self, episode: Episode, failure: BaseException) -> Episode:
         text = f"{type(failure).__name__}: {failure}"
         late = isinstance(failure, DeadlineError)
         boundary = "the engine" if late or isinstance(failure, GenerationError) else "the environment"
@@ -88,6 +86,14 @@ class Player:
                 await stack.enter_async_context(self._valve.requests.enter())
             with self._waits.on("generate", "the engine"):
                 return await self._engine.generate(request)
+
+
+def _judged(error: Exception) -> BaseException:
+    """What one episode, or one scoring, died of. A failure that ends the run is raised instead."""
+    failure = root_cause(error)
+    if isinstance(failure, PipelineError | LedgerError):
+        raise failure
+    return failure
 
 
 def survivors(group: Group) -> Group:
@@ -107,10 +113,9 @@ async def scored(scorer: Scorer, group: Group, budget: FailureBudget) -> Group:
         after = await scorer.score(group)
         if len(after.episodes) != len(group.episodes):
             raise RewardError(f"the scorer returned {len(after.episodes)} episodes for {len(group.episodes)}")
-    except (PipelineError, LedgerError):
-        raise
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
+        failure = _judged(error)
+        text = f"{type(failure).__name__}: {failure}"
         lost = tuple(msgspec.structs.replace(e, status="failed", error=text) for e in group.episodes)
         after = msgspec.structs.replace(group, episodes=lost)
     for episode in after.episodes:
