@@ -7,7 +7,7 @@ may be used again as soon as its call was cancelled.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -38,8 +38,9 @@ class EmbeddedEngine:
         self._numbers = 0
         self._work = anyio.Event()
 
-    async def run(self) -> None:
-        """Step while there is work, sleep while there is none; never returns. An error of the core is an error of this task."""
+    async def run(self, *, rest: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint) -> None:
+        """Step while there is work, and ``rest`` after each; wait while there is none. Never returns. An error of the core is
+        an error of this task."""
         while True:
             if self.core.idle:
                 self._work = anyio.Event()
@@ -49,7 +50,7 @@ class EmbeddedEngine:
                 if call is not None:
                     call.outcome = outcome
                     call.over.set()
-            await anyio.lowlevel.checkpoint()
+            await rest()
 
     async def generate(self, request: Request) -> Completion:
         await anyio.lowlevel.checkpoint()

@@ -1,0 +1,71 @@
+"""The embedded engine as an Engine: the conformance suite, on both event loops."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+import torch
+from tests.numerics.engine_tiny import CONTEXT, tiny
+
+from corrente.engine.embedded.core import EngineCore
+from corrente.engine.embedded.driver import EmbeddedEngine
+from corrente.errors import GenerationError
+from corrente.sync import pack
+from corrente.sync.base import Update
+from corrente.testing import EngineCase, check_engine
+from corrente.types import Request, Sampling
+
+TICK_S = 0.001
+"""The engine rests this long after a step: the suite looks at it while it decodes."""
+PROMPT = np.arange(20, 30, dtype=np.int32)
+
+
+@asynccontextmanager
+async def engine_case(kind: str, path: str) -> AsyncIterator[EngineCase]:
+    where, model, _ = tiny(kind)
+    core = EngineCore(model=where, path=path)
+    layout = core.layout()
+    buffers = [torch.zeros(layout.nbytes, dtype=torch.uint8) for _ in range(2)]
+    core.attach(buffers)
+    engine = EmbeddedEngine(core)
+
+    async def stage(version: int) -> Update:
+        pack.write(layout, model.state_dict(), buffers[version % 2])
+        return Update(version=version, slot=version % 2, nbytes=layout.nbytes)
+
+    async def broken(version: int) -> Update:
+        return Update(version=version, slot=9)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: engine.run(rest=lambda: anyio.sleep(TICK_S)))
+        yield EngineCase(
+            engine=engine, stage=stage, broken=broken, prompt=PROMPT, context=CONTEXT, long_tokens=40, tick_s=TICK_S
+        )
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize(("kind", "path"), [("llama", "lean"), ("gpt2", "hf")])
+def test_embedded_engine_conforms(kind: str, path: str, backend: str):
+    torch.set_num_threads(1)
+    anyio.run(lambda: check_engine(lambda: engine_case(kind, path)), backend=backend)
+
+
+def test_a_refused_request_costs_only_its_own_call():
+    async def main() -> tuple[Any, int]:
+        async with engine_case("llama", "lean") as case:
+            await case.engine.apply(await case.stage(0), "swap")
+            full = Request(id="full", tokens=np.resize(PROMPT, CONTEXT), sampling=Sampling())
+            with pytest.raises(GenerationError) as refusal:
+                await case.engine.generate(full)
+            done = await case.engine.generate(Request(id="ok", tokens=PROMPT, sampling=Sampling(max_tokens=3)))
+            return refusal.value, len(done.tokens)
+
+    error, count = anyio.run(main)
+    assert "no room" in str(error)
+    assert count == 3
