@@ -14,7 +14,7 @@ import msgspec
 
 from corrente import assemble, codec, pipeline
 from corrente.config import Barrier, Drain, Inproc, Recompute, Run, RunConfig, Staleness, Stream, Swap, Window
-from corrente.errors import CorrenteError
+from corrente.errors import CheckpointError
 from corrente.learner.base import Learner
 from corrente.observe.fanout import Fanout
 from corrente.parts import Outcome, Parts, Snapshot
@@ -86,11 +86,13 @@ def flow(
 class MemoryCheckpoints:
     """Keeps checkpoints as a disk would: as bytes, the learner's one weight beside them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, chaos: Chaos | None = None) -> None:
+        self._chaos = chaos or Chaos()
         self.written: list[tuple[bytes, int]] = []
 
     async def write(self, snapshot: Snapshot, learner: Learner) -> Path:
         assert isinstance(learner, VirtualLearner)
+        await self._chaos.strike("save", str(snapshot.step), CheckpointError)
         await anyio.lowlevel.checkpoint()
         self.written.append((codec.encode(snapshot), learner.state))
         return Path(f"step-{snapshot.step}")
@@ -112,7 +114,7 @@ class Simulation(msgspec.Struct, kw_only=True, eq=False):
     prompts: VirtualPrompts
     checkpoints: MemoryCheckpoints
     outcome: Outcome | None = None
-    error: CorrenteError | None = None
+    error: Exception | None = None
     elapsed_s: float = 0.0
 
     @property
@@ -146,7 +148,7 @@ def build(config: RunConfig, world: World, *, resume: tuple[Snapshot, int] | Non
     sync = VirtualSync(engine, stage_s=world.stage_s, seed=seed, chaos=chaos)
     prompts = VirtualPrompts(rows=world.rows or 1 << 20, epochs=world.epochs if world.rows else 0, chaos=chaos)
     env = VirtualEnv(sampling=config.sampling, turns=world.turns, tool_s=world.tool_s, seed=seed, chaos=chaos)
-    algorithm, sink, checkpoints = VirtualAlgorithm(), RecordingSink(chaos=chaos), MemoryCheckpoints()
+    algorithm, sink, checkpoints = VirtualAlgorithm(), RecordingSink(chaos=chaos), MemoryCheckpoints(chaos=chaos)
     if resume:
         learner.state = resume[1]
     parts = Parts(
@@ -203,7 +205,7 @@ async def play(
                 tasks.start_soon(ask_to_stop, stop_at_s)
             try:
                 simulation.outcome = await pipeline.run(simulation.parts, snapshot=snapshot, stop=stop)
-            except CorrenteError as error:
+            except Exception as error:
                 simulation.error = error
             tasks.cancel_scope.cancel()
     simulation.elapsed_s = anyio.current_time()
