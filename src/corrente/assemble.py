@@ -16,7 +16,7 @@ from corrente import checkpoint, pipeline
 from corrente import config as c
 from corrente.buffer.base import Buffer
 from corrente.config import RunConfig
-from corrente.errors import CheckpointError, root_cause
+from corrente.errors import CheckpointError, Interrupted, root_cause
 from corrente.inflight.base import InflightPolicy
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
@@ -121,7 +121,7 @@ async def main(
     """Run ``config`` to its end in its run folder. ``resume``: go on from the newest complete checkpoint there.
 
     With ``signals``, the first SIGINT or SIGTERM stops the run at the next version, with a checkpoint; the second raises
-    KeyboardInterrupt. Raises PipelineError, or ConfigError for what only the model's files could tell.
+    Interrupted. Raises PipelineError, or ConfigError for what only the model's files could tell.
     """
     checkpoints = run_folder(config) / "checkpoints"
     newest = checkpoint.latest(checkpoints) if resume else None
@@ -151,7 +151,7 @@ async def _heed_signals(stop: anyio.Event, sink: Sink) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if stop.is_set():
-                raise KeyboardInterrupt
+                raise Interrupted("asked twice to stop")
             sink.event("warning", "stopping at the next version, with a checkpoint; once more to stop at once, without")
             stop.set()
 

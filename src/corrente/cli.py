@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -98,25 +98,24 @@ def doctor() -> None:
 
 @contextmanager
 def _exits() -> Iterator[None]:
-    """Errors that have a name become one line on stderr and an exit code; our own bugs keep their traceback."""
-    from corrente.errors import ConfigError, CorrenteError, LedgerError
+    """Errors that have a name become one line on stderr, their notes another, and an exit code; our bugs keep their traceback."""
+    from corrente.errors import ConfigError, CorrenteError, Interrupted, LedgerError
 
     try:
         yield
-    except ConfigError as error:
-        _fail(error, CONFIG)
     except LedgerError:
         raise
+    except ConfigError as error:
+        _fail(error, str(error), CONFIG)
+    except (Interrupted, KeyboardInterrupt) as error:
+        _fail(error, "stopped", INTERRUPTED)
     except (CorrenteError, OSError) as error:
-        _fail(error, PIPELINE)
-    except KeyboardInterrupt:
-        typer.echo("corrente: stopped", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        _fail(error, f"{type(error).__name__}: {error}", PIPELINE)
 
 
-def _fail(error: Exception, code: int) -> None:
-    text = " ".join(str(error).split())
-    typer.echo(f"corrente: {text}" if code == CONFIG else f"corrente: {type(error).__name__}: {text}", err=True)
+def _fail(error: BaseException, text: str, code: int) -> NoReturn:
+    for line in (text, *getattr(error, "__notes__", ())):
+        typer.echo(f"corrente: {' '.join(line.split())}", err=True)
     raise typer.Exit(code) from None
 
 
@@ -164,10 +163,10 @@ def _train(config: RunConfig, *, resume: bool) -> None:
     again = f"corrente run {folder / runfolder.CONFIG} --resume"
     try:
         outcome = anyio.run(lambda: assemble.main(config, sinks=sinks, resume=resume))
-    except BaseException:
+    except BaseException as error:
         console.close()
         if any((folder / "checkpoints").glob("step-*")):
-            typer.echo(f"corrente: to go on from the newest checkpoint: {again}", err=True)
+            error.add_note(f"to go on from the newest checkpoint: {again}")
         raise
     ended = {"steps": "all taken", "data": "no more prompts", "stopped": "stopped"}.get(outcome.ended, outcome.ended)
     for label, text in [*summary.lines(ended=ended, counts=outcome.counts), ("folder", str(folder))]:

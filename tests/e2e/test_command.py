@@ -1,0 +1,172 @@
+"""`corrente run` as a user sees it: the screen, the folder, stopping, going on, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.e2e.tiny import tiny_config
+
+from corrente import loading
+from corrente.observe.jsonl import read_metrics, read_timeline
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-c", "from corrente.cli import main; main()"]
+REWARDS = """
+import threading
+
+def fraction(completions, answer):
+    return [sum(c == a for c in text) / max(1, len(text)) for text, a in zip(completions, answer)]
+
+def hangs(completions):
+    print("hanging", flush=True)
+    threading.Event().wait()
+
+def breaks(completions):
+    raise KeyError("gold")
+"""
+
+
+def _write(tmp_path: Path, *overrides: str, reward: str = "fraction") -> Path:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    functions = f'reward.functions=["{tmp_path}/rewards.py:{reward}"]'
+    path = tmp_path / "tiny.toml"
+    path.write_text(loading.dump(tiny_config(tmp_path, functions, *overrides)))
+    return path
+
+
+def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "run", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@contextmanager
+def _running(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, as a shell starts it."""
+    command = [*COMMAND, "run", *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def _read_until(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    pytest.fail(f"the command ended before it said {words!r}: {process.communicate()[1]}")
+
+
+def _interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C: the terminal sends SIGINT to the whole group."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def test_run_fills_its_folder_and_says_what_came_of_it(tmp_path: Path):
+    done = _run(_write(tmp_path, "run.steps=4", "eval.every=2"))
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = tmp_path / "runs" / "tiny"
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{folder}: starting engine and learner"
+    assert [line.split()[1] for line in lines if line.startswith("step ")] == ["1/4", "2/4", "3/4", "4/4"]
+    assert any(line.startswith("steps         4 (all taken)") for line in lines)
+    assert any(line.startswith("prompts       8 trained") for line in lines)
+    assert lines[-1] == f"folder        {folder}"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        *("checkpoints", "config.toml", "metrics.jsonl", "samples.jsonl", "timeline.jsonl"),
+    ]
+    metrics = read_metrics(folder)
+    assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]
+    assert {"reward/mean", "lag/mean", "eval/reward", "engine/idle_fraction"} <= metrics[-1].keys()
+    assert {"learn", "sync"} <= {span["track"] for span in read_timeline(folder)}
+    assert {"prompt", "completion", "reward"} <= json.loads(
+        (folder / "samples.jsonl").read_text().splitlines()[0]
+    ).keys()
+
+
+@pytest.mark.parametrize("runtime", ["inline", "procs"])
+def test_interrupted_run_stops_with_a_checkpoint_and_goes_on(tmp_path: Path, runtime: str):
+    path = _write(tmp_path, "run.steps=200", "eval.every=0", f"runtime.kind={runtime}")
+    with _running(path) as process:
+        _read_until(process, "step   2/200")
+        _interrupt(process)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    folder = tmp_path / "runs" / "tiny"
+    assert "stopping at the next version, with a checkpoint" in out
+    assert out.splitlines()[-1] == f"to go on      corrente run {folder / 'config.toml'} --resume"
+    taken = read_metrics(folder)[-1]["step"]
+    assert 2 <= taken < 200
+    assert (folder / "checkpoints" / f"step-{taken:06d}" / "COMMIT").exists()
+    on = _run(folder / "config.toml", "--resume", "--set", f"run.steps={taken + 3}")
+    assert (on.returncode, on.stderr) == (0, "")
+    assert [record["step"] for record in read_metrics(folder)] == list(range(1, taken + 4))
+    assert f"steps         {taken + 3} (all taken)" in on.stdout
+
+
+def test_second_interrupt_stops_at_once(tmp_path: Path):
+    with _running(_write(tmp_path, "run.steps=200", reward="hangs")) as process:
+        _read_until(process, "hanging")
+        _interrupt(process)
+        _read_until(process, "stopping at the next version")
+        _interrupt(process)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "corrente: stopped\n"
+
+
+def test_reward_that_always_fails_ends_the_run_with_its_name(tmp_path: Path):
+    failed = _run(_write(tmp_path, "run.steps=200", reward="breaks"))
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("corrente: FailureBudgetError: ")
+    assert "breaks: KeyError: 'gold'" in failed.stderr.splitlines()[0]
+    assert "Traceback" not in failed.stderr + failed.stdout
+
+
+def test_run_without_a_checkpoint_or_of_other_settings_cannot_go_on(tmp_path: Path):
+    path = _write(tmp_path, "run.steps=1")
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny" / "config.toml").write_text(path.read_text())
+    failed = _run(path, "--resume")
+    assert failed.returncode == 1
+    assert "nothing to resume" in failed.stderr
+    refused = _run(path, "--resume", "--set", "run.seed=3")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("corrente: --resume: run.seed = 3, but the run in")
+
+
+def test_terminal_shows_a_live_table(tmp_path: Path):
+    """Through a pseudo-terminal: the table is drawn in place, and the summary follows it."""
+    main, side = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    command = [*COMMAND, "run", str(_write(tmp_path, "run.steps=3", "eval.every=2"))]
+    with subprocess.Popen(command, stdout=side, stderr=side, stdin=side, env=environment) as process:
+        os.close(side)
+        shown = b""
+        try:
+            while part := os.read(main, 65536):
+                shown += part
+        except OSError:  # Linux ends a pseudo-terminal whose other side is closed with EIO
+            pass
+        process.wait(timeout=60)
+    os.close(main)
+    text = shown.decode()
+    assert process.returncode == 0
+    assert "\x1b[" in text
+    assert text.count("waits for") + text.count("tokens/s, idle") > 2
+    for part in ("held-out", "3 of 3", "bound 1", "(all taken)"):
+        assert part in text, part
