@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -14,6 +16,7 @@ from corrente.config import Inline, Inproc, Learner, Model, Procs, Run, RunConfi
 from corrente.runtime.base import Runtime, Workers
 from corrente.runtime.inline import InlineRuntime
 from corrente.runtime.procs import ProcsRuntime
+from corrente.testing import EngineCase, check_engine
 from corrente.types import Batch, Completion, Request, Row, Sampling
 
 pytestmark = pytest.mark.slow
@@ -163,3 +166,21 @@ def test_inline_error_of_the_body_comes_out_as_it_is(model: Path):
 
     with pytest.raises(LookupError, match="mine"):
         anyio.run(main)
+
+
+def test_engine_in_a_child_keeps_the_contract_of_every_engine(tmp_path: Path):
+    """One child for all clauses; the model knows no end of sequence, so that only budgets and aborts end anything."""
+
+    async def main() -> None:
+        async with ProcsRuntime().open(_config(tmp_path / "model", **RUNTIMES["procs"][1])) as workers:
+
+            @asynccontextmanager
+            async def make() -> AsyncIterator[EngineCase]:
+                prompt = np.array([5, 6, 7], np.int32)
+                yield EngineCase(engine=workers.engine, stage=workers.sync.stage, prompt=prompt, context=64)
+
+            await check_engine(make)
+
+    built = AutoModelForCausalLM.from_config(LlamaConfig(**ROPE | {"eos_token_id": None, "bos_token_id": None}))
+    built.save_pretrained(tmp_path / "model")
+    anyio.run(main)

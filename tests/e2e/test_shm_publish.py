@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -14,6 +15,7 @@ from corrente.config import RunConfig
 from corrente.errors import GenerationError, SyncError
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
+from corrente.testing import SyncCase, check_sync
 from corrente.types import Batch, Request, Sampling
 
 pytestmark = pytest.mark.slow
@@ -188,5 +190,19 @@ def test_two_runtimes_at_once_do_not_meet(run: Run):
             await _publish(others, 0)
             assert await _served(others) == (0.0, 0)
             assert await _served(workers) == before
+
+    run(body)
+
+
+def test_sync_over_shared_memory_keeps_its_contract(run: Run):
+    async def body(workers: Workers) -> None:
+        async def versions() -> list[int]:
+            return [(await workers.engine.stats()).version]
+
+        @asynccontextmanager
+        async def make() -> AsyncIterator[SyncCase]:
+            yield SyncCase(sync=workers.sync, versions=versions)
+
+        await check_sync(make)
 
     run(body)

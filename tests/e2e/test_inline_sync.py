@@ -1,0 +1,117 @@
+"""The transport of one process, held to the contract of every transport, and taken through its failures."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+import torch
+
+from corrente.engine.base import ApplyMode, EngineStats
+from corrente.errors import SyncError
+from corrente.sync.base import Update
+from corrente.sync.inproc import InprocSync, allocate
+from corrente.sync.layout import Slab, arrange
+from corrente.testing import SyncCase, check_sync
+
+LAYOUT = arrange([Slab(name="w", shape=(2, 3), dtype="float32", offset=0, sources=("a", "b"))])
+
+
+class World:
+    """A learner's weights, an engine that reads what it was pointed at, and the sync between them."""
+
+    def __init__(self) -> None:
+        self.buffers = allocate(LAYOUT)
+        self.weights = {"a": torch.zeros(1, 3), "b": torch.zeros(1, 3)}
+        self.broken = ""
+        self.update = Update(version=-1, slot=0)
+        self.sync = InprocSync(engine=self, layout=LAYOUT, buffers=self.buffers, tensors=self.tensors)
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        if self.broken == "stage":
+            self.broken = ""
+            return {"a": torch.full((1, 3), 7.0)}
+        return self.weights
+
+    async def apply(self, update: Update, mode: ApplyMode) -> float:
+        await anyio.lowlevel.checkpoint()
+        if self.broken == "flip":
+            self.broken = ""
+            raise SyncError("not now")
+        self.update = update
+        return 0.001
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(version=self.update.version)
+
+    def served(self) -> list[list[float]]:
+        return self.buffers[self.update.slot].view(torch.float32)[:6].view(2, 3).tolist()
+
+
+def test_inproc_sync_keeps_its_contract():
+    @asynccontextmanager
+    async def make() -> AsyncIterator[SyncCase]:
+        world = World()
+
+        async def versions() -> list[int]:
+            return [world.update.version]
+
+        yield SyncCase(sync=world.sync, versions=versions, break_next=lambda what: setattr(world, "broken", what))
+
+    anyio.run(check_sync, make)
+
+
+def test_half_written_stage_is_never_served():
+    async def main() -> None:
+        world = World()
+        await world.sync.flip(await world.sync.stage(0), "swap")
+        world.weights["a"].fill_(1.0)
+        world.broken = "stage"
+        with pytest.raises(SyncError, match="'b'"):
+            await world.sync.stage(1)
+        assert world.served() == [[0.0] * 3, [0.0] * 3]
+        await world.sync.flip(await world.sync.stage(1), "swap")
+        assert world.served() == [[1.0] * 3, [0.0] * 3]
+
+    anyio.run(main)
+
+
+def test_learner_may_change_its_weights_once_they_are_staged():
+    async def main() -> None:
+        world = World()
+        update = await world.sync.stage(0)
+        world.weights["a"].fill_(5.0)
+        await world.sync.flip(update, "swap")
+        assert world.served() == [[0.0] * 3, [0.0] * 3]
+
+    anyio.run(main)
+
+
+def test_first_flip_that_was_cancelled_after_it_happened_keeps_its_slot():
+    """The engine holds the update although nobody was told: the next one must go to the other slot."""
+
+    async def main() -> None:
+        world = World()
+        update = await world.sync.stage(0)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await world.sync.flip(update, "swap")
+        world.update = update
+        assert (await world.sync.stage(0)).slot != update.slot
+
+    anyio.run(main)
+
+
+def test_only_what_is_staged_can_be_flipped_to():
+    async def main() -> None:
+        world = World()
+        update = await world.sync.stage(0)
+        newer = await world.sync.stage(1)
+        with pytest.raises(SyncError, match="version 0 in slot 0 was to be flipped to, but version 1 is staged"):
+            await world.sync.flip(update, "swap")
+        await world.sync.flip(newer, "swap")
+        assert world.sync.stats()["publish/pause_ms"] == pytest.approx(1.0)
+
+    anyio.run(main)
