@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from corrente.learner.model import Policy
+from corrente.learner.attention import blocks
+from corrente.learner.model import BLOCK_TOKENS, Policy
 from corrente.learner.packing import as_rows, as_tree, plan
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2", "mistral")
@@ -55,25 +56,17 @@ def test_sliding_window_is_padded_only_where_it_bites(build_model, build_batch):
     policy = Policy(build_model("mistral"))
     (deep,) = _pack(build_batch())
     assert max(len(context) for context in deep.contexts) > 14
-    assert policy.logprobs(deep)[1].mask.ndim == 2
+    assert policy.logprobs(deep)[1].tree is None
     (shallow,) = _pack(build_batch(longest=5))
     assert max(len(context) for context in shallow.contexts) <= 14
-    assert policy.logprobs(shallow)[1].mask.ndim == 4
+    assert policy.logprobs(shallow)[1].tree is not None
 
 
-def test_mask_that_is_ignored_is_noticed(build_model):
-    """A model that drops our mask, as a recurrent one would, must not be folded."""
+def test_attention_that_is_ignored_is_noticed(build_model):
+    """A model that attends in its own way, as a recurrent one would, must not be folded."""
     model = build_model("llama")
     honest = model.base_model.forward
-
-    def deaf(*args, attention_mask=None, **kwargs):
-        return honest(
-            *args,
-            attention_mask=attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None,
-            **kwargs,
-        )
-
-    model.base_model.forward = deaf
+    model.base_model.forward = lambda *args, tree_blocks=None, **kwargs: honest(*args, **kwargs)
     assert not Policy(model).folds
 
 
@@ -120,6 +113,29 @@ def test_entropy_is_that_of_the_whole_vocabulary(build_model, build_batch):
     torch.testing.assert_close(out.entropy_M[inputs.slot_K], want)
 
 
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_blocks_see_what_the_whole_mask_shows(size, build_batch):
+    (pack,) = _pack(build_batch(3, 4))
+    tree = as_tree(pack).tree
+    assert tree is not None
+    seen = np.zeros((len(tree), len(tree)), bool)
+    for block in blocks(tree, size=size, device=torch.device("cpu")):
+        assert block.stop - block.start <= size
+        assert len(block.keys) <= block.stop - block.start + tree.positions.max()
+        seen[block.start : block.stop, block.keys.numpy()] = block.mask[0, 0].numpy()
+    np.testing.assert_array_equal(seen, tree.mask())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("size", [1, 5])
+def test_blocks_of_any_size_give_the_same_logprobs(name, size, build_model, build_batch, monkeypatch):
+    (pack,) = _pack(build_batch())
+    whole = Policy(build_model(name)).logprobs(pack)[0].logprobs_K
+    monkeypatch.setitem(BLOCK_TOKENS, "cpu", size)
+    cut = Policy(build_model(name)).logprobs(pack)[0].logprobs_K
+    torch.testing.assert_close(cut, whole, atol=1e-12, rtol=1e-12)
+
+
 def test_tree_forwards_only_distinct_prefixes_that_predict(build_batch):
     batch = build_batch(3, 4)
     (pack,) = _pack(batch)
@@ -135,6 +151,6 @@ def test_both_layouts_ask_for_the_same_contexts(build_batch):
     for k in range(len(pack.targets_K)):
         want = pack.contexts[pack.row_K[k]][: pack.at_K[k] + 1]
         node = tree.select_M[tree.slot_K[k]]
-        np.testing.assert_array_equal(tree.tokens[0][tree.mask[0, 0, node]], want)
+        np.testing.assert_array_equal(tree.tokens[0][tree.tree.mask()[node]], want)
         r, at = divmod(rows.select_M[rows.slot_K[k]], rows.tokens.shape[1])
         np.testing.assert_array_equal(rows.tokens[r, : at + 1], want)

@@ -1,9 +1,10 @@
 """An unmodified Hugging Face causal LM as a function from a micro-batch to log-probabilities of its trained tokens.
 
 Two ways to forward a micro-batch, equal in value:
-- as a prefix tree: one sequence of distinct prefixes, with a mask and positions of our making. Nothing is computed twice.
-- as padded rows, for architectures that do not honour such a mask (recurrent ones, for example), and for micro-batches deeper
-  than a sliding attention window. Which one applies is found out when the model is loaded, by comparing both on a probe.
+- as a prefix tree: one sequence of distinct prefixes, with attention (attention.py) and positions of our making. Nothing is
+  computed twice.
+- as padded rows, for architectures that do not take these (recurrent ones, for example), and for micro-batches deeper than a
+  sliding attention window. Which one applies is found out when the model is loaded, by comparing both on a probe.
 
 Likewise the output layer is applied to the predicting positions alone where hidden state and output weights give the model's
 logits, as a second probe finds out; otherwise (scaled or capped logits) the model's own logits are used.
@@ -27,10 +28,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from corrente.errors import ConfigError
+from corrente.learner import attention
 from corrente.learner.head import TokenLogprobs, from_logits, token_logprobs
 from corrente.learner.packing import Inputs, Pack, as_rows, as_tree
 from corrente.types import Tokens
 
+BLOCK_TOKENS = {"cpu": 192, "accelerator": 1024}
+"""Nodes attended to at once: small enough to skip what a tree masks, large enough to be worth a call."""
 PROBE_TOLERANCE = 2e-5
 """Relative; float32 rounding is 1e-6, a wrong mask is far above even in a model of small random weights."""
 
@@ -41,7 +45,8 @@ def load_model(path: Path, *, device: str) -> Any:
     try:
         with no_progress_bars():
             config = AutoConfig.from_pretrained(path, local_files_only=True)
-            model = load(path, config=config, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True)
+            kind = "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else "sdpa"
+            model = load(path, config=config, dtype=torch.float32, attn_implementation=kind, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path = {str(path)!r}: not a causal LM that can be loaded: {error}") from error
     for module in model.modules():
@@ -76,7 +81,9 @@ class Policy:
         self.temperature = temperature or 1.0
         self.device = next(model.parameters()).device
         self.dtype: torch.dtype = dtype or next(model.parameters()).dtype
+        self._block_tokens = BLOCK_TOKENS["cpu" if self.device.type == "cpu" else "accelerator"]
         self._window = _sliding_window(model.config)
+        model.set_attn_implementation(attention.NAME)
         self.folds = self._probe_tree()
         self.splits = self._probe_head()
 
@@ -113,13 +120,18 @@ class Policy:
         return self.model.base_model(**self._arguments(inputs)).last_hidden_state.flatten(0, 1)
 
     def _arguments(self, inputs: Inputs) -> dict[str, Any]:
-        mask = self._tensor(inputs.mask)
-        return {
+        arguments: dict[str, Any] = {
             "input_ids": self._tensor(inputs.tokens).long(),
             "position_ids": self._tensor(inputs.positions),
-            "attention_mask": mask if mask.ndim == 4 else mask.long(),
             "use_cache": False,
         }
+        if inputs.tree is not None:
+            # models leave a mask of four dimensions as it is: this one only keeps them from making their own
+            arguments["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
+            arguments["tree_blocks"] = attention.blocks(inputs.tree, size=self._block_tokens, device=self.device)
+        elif inputs.mask is not None:
+            arguments["attention_mask"] = self._tensor(inputs.mask).long()
+        return arguments
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

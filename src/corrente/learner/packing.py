@@ -35,14 +35,16 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the model is given: tokens (B, N), positions (B, N), mask (B, 1, N, N) for a tree or (B, N) for padded rows; and
-    which of the B * N positions predict: ``select_M``, and for every trained token its index among them, ``slot_K``."""
+    """What the model is given: tokens (B, N), positions (B, N), and either the tree they come from (then B is 1) or the mask
+    (B, N) of padded rows; and which of the B * N positions predict: ``select_M``, and for every trained token its index among
+    them, ``slot_K``."""
 
     tokens: Tokens
     positions: Index
-    mask: Mask
     select_M: Index
     slot_K: Index
+    tree: Tree | None = None
+    mask: Mask | None = None
 
 
 def plan(rows: Sequence[Row], *, weights_R: NDArray[np.float64], version: int, budget: int) -> tuple[Pack, ...]:
@@ -67,9 +69,9 @@ def as_tree(pack: Pack) -> Inputs:
     return Inputs(
         tokens=tree.tokens[None],
         positions=tree.positions[None],
-        mask=tree.mask()[None, None],
         select_M=select_M,
         slot_K=slot_K.reshape(-1),
+        tree=tree,
     )
 
 
@@ -84,9 +86,9 @@ def as_rows(pack: Pack) -> Inputs:
     return Inputs(
         tokens=tokens,
         positions=np.tile(np.arange(length), (len(tokens), 1)),
-        mask=mask,
         select_M=pack.row_K * length + pack.at_K,
         slot_K=np.arange(len(pack.row_K)),
+        mask=mask,
     )
 
 
