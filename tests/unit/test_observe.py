@@ -192,7 +192,7 @@ def test_console_prints_one_plain_line_a_step_where_there_is_no_terminal():
     )
     assert "learner 500 tokens/s, idle 40%, waits for groups 30%" in lines[0]
     assert "left" not in lines[0]
-    assert lines[1].endswith("10 s  left 40 s")
+    assert lines[1].endswith("after 10 s  left 40 s")
     assert lines[2].startswith("  held-out 0.750 at version 2, 20 episodes")
     assert lines[3] == "warning: a [bold] sink failed"
 

@@ -112,7 +112,7 @@ class View:
         width = len(str(self.steps))
         return (
             f"step {self.step:>{width}}/{self.steps}  reward {self._number('reward/mean')}  lag {self._lag_text()}  "
-            f"engine {self._side('engine')}  learner {self._side('learner')}  {duration(self.elapsed_s)}{eta}"
+            f"engine {self._side('engine')}  learner {self._side('learner')}  after {duration(self.elapsed_s)}{eta}"
         )
 
     def table(self, title: str = "") -> RenderableType:
