@@ -8,6 +8,7 @@ import pytest
 
 from corrente.env.single import SingleTurn
 from corrente.errors import GenerationError
+from corrente.testing.stages import check_env
 from corrente.types import Completion, Prompt, Request, Sampling, Span
 
 
@@ -50,3 +51,8 @@ def test_refusal_of_the_engine_passes_through():
 
     with pytest.raises(GenerationError):
         anyio.run(play)
+
+
+def test_environment_keeps_its_contract():
+    prompt = Prompt(id="0/0", tokens=np.array([3, 4], np.int32))
+    anyio.run(check_env, lambda: SingleTurn(Sampling()), prompt)

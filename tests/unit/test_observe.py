@@ -17,6 +17,7 @@ from corrente.observe.console import ConsoleSink, View, spark
 from corrente.observe.jsonl import JsonlSink, Lanes, read_lines, read_metrics, read_timeline
 from corrente.observe.metrics import Accumulator
 from corrente.observe.summary import Summary, duration
+from corrente.testing.stages import check_sink
 
 STEP = {
     "version/learner": 1.0,
@@ -297,3 +298,10 @@ def test_summary_of_a_resumed_run_covers_the_part_before(tmp_path: Path):
 
 def test_summary_of_nothing_is_short():
     assert Summary().lines(ended="stopped", counts={}) == [("steps", "0 (stopped)")]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_sinks_keep_their_contract(tmp_path: Path, terminal: bool):
+    check_sink(lambda: JsonlSink(tmp_path))
+    check_sink(Summary)
+    check_sink(lambda: ConsoleSink(_screen(terminal=terminal)[0], steps=2))

@@ -15,6 +15,7 @@ from corrente.prompts.arithmetic import ArithmeticPrompts, held_out_prompts, is_
 from corrente.prompts.base import Prompts
 from corrente.prompts.build import build, build_eval
 from corrente.prompts.jsonl import JsonlPrompts, held_out_rows
+from corrente.testing.stages import check_prompts
 from corrente.types import Prompt
 
 
@@ -197,3 +198,7 @@ def test_state_is_small_whatever_was_drawn(config: c.RunConfig):
     _some(source, 25)
     assert len(json.dumps(source.state())) < 80
     assert source.describe()
+
+
+def test_prompts_keep_their_contract(config: c.RunConfig):
+    check_prompts(lambda: build(config, encode))

@@ -22,6 +22,7 @@ from corrente.score.functions import FunctionScorer, build
 from corrente.score.offload import DaemonThreads, inline
 from corrente.score.resolve import accepted, distinct_names, name_of, needed, resolve
 from corrente.testing.clock import run_virtual
+from corrente.testing.stages import check_scorer
 from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
 
 
@@ -404,3 +405,8 @@ def test_wrong_weights_and_what_cannot_be_called_are_refused():
         FunctionScorer([exact_line, exact_line], weights=[1.0])
     with pytest.raises(ConfigError, match="must be callable"):
         FunctionScorer(["exact_line"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("function", [Lengths(1.0), _raises, lambda completions: [None for _ in completions]])
+def test_scorer_keeps_its_contract(function: Any):
+    anyio.run(check_scorer, lambda: FunctionScorer([function]), _group("a", "bb", "ccc"))
