@@ -65,26 +65,35 @@ def cached(name: str) -> Path | None:
     return home if name in KNOWN and (home / "config.json").is_file() else None
 
 
+PARTS = {
+    "config.json": ("config.json",),
+    "weights (*.safetensors)": ("*.safetensors", "*.bin"),
+    "tokenizer": ("tokenizer*", "vocab.*", "*.model"),
+}
+"""What a model directory must hold, and the files that count as it."""
+
+
 def verify_path(path: str) -> None:
     """Raise ConfigError unless ``path`` is a model directory or a known name. Does not ask whether the name was fetched."""
-    if (Path(path) / "config.json").is_file() or path in KNOWN:
+    missing = _missing(Path(path))
+    if not missing or path in KNOWN:
         return
-    known = ", ".join(map(repr, KNOWN))
-    if Path(path).is_dir():
-        raise ConfigError(
-            f"model.path = {path!r}: this directory has no config.json; it must hold a Hugging Face causal LM, or be a "
-            f"known name ({known})"
-        )
-    raise ConfigError(
-        f"model.path = {path!r}: no such directory; it must be a directory with a Hugging Face causal LM, or a known name "
-        f"({known})"
-    )
+    known = f"a directory with a Hugging Face causal LM, or a known name ({', '.join(map(repr, KNOWN))})"
+    raise ConfigError(f"model.path = {path!r}: {missing}; it must be {known}")
+
+
+def _missing(folder: Path) -> str:
+    """What keeps ``folder`` from being a model directory; empty when it is one."""
+    if not folder.is_dir():
+        return "no such directory"
+    missing = (part for part, patterns in PARTS.items() if not any(any(folder.glob(p)) for p in patterns))
+    return next((f"this directory has no {part}" for part in missing), "")
 
 
 def resolve(path: str) -> Path:
     """The directory ``model.path`` means. Raises ConfigError; for a known name not fetched yet, with the command to do it."""
     verify_path(path)
-    if (Path(path) / "config.json").is_file():
+    if not _missing(Path(path)):
         return Path(path)
     home = cached(path)
     if home is None:

@@ -324,7 +324,8 @@ def test_run_folder_below_a_file_is_refused(tmp_path: Path):
 
 def test_model_directory_needs_a_config(tmp_path: Path):
     assert "no config.json" in _refusal(tmp_path, "", f"model.path={tmp_path}")
-    (tmp_path / "config.json").write_text("{}")
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
     loading.check(_load(tmp_path, "", f"model.path={tmp_path}"))
 
 

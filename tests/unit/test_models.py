@@ -30,8 +30,15 @@ def _cached(name: str = NAME) -> Path:
     return home
 
 
-def test_directory_with_a_model_resolves_to_itself(tmp_path: Path):
-    (tmp_path / "config.json").write_text("{}")
+def test_directory_with_a_model_resolves_to_itself_once_it_is_complete(tmp_path: Path):
+    for file, missing in (
+        ("config.json", r"no config\.json"),
+        ("model-00001-of-00002.safetensors", "no weights"),
+        ("tokenizer.json", "no tokenizer"),
+    ):
+        with pytest.raises(ConfigError, match=missing):
+            models.resolve(str(tmp_path))
+        (tmp_path / file).write_text("{}")
     assert models.resolve(str(tmp_path)) == tmp_path
 
 
@@ -45,8 +52,6 @@ def test_known_name_resolves_once_it_was_fetched():
 def test_unknown_path_or_name_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="no such directory"):
         models.resolve("/no/such/place")
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        models.resolve(str(tmp_path))
     with pytest.raises(ConfigError, match="'gpt-5' is not a model"):
         models.fetch("gpt-5")
 

@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from corrente import config as c
@@ -202,3 +203,30 @@ def test_state_is_small_whatever_was_drawn(config: c.RunConfig):
 
 def test_prompts_keep_their_contract(config: c.RunConfig):
     check_prompts(lambda: build(config, encode))
+
+
+@pytest.mark.slow
+def test_tokenizer_adds_the_beginning_of_sequence_once(tmp_path: Path):
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    from corrente.prompts.tokenizer import Tokenizer
+
+    backend = Backend(models.WordLevel({"<s>": 0, "a": 1, "b": 2}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>").save_pretrained(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("a b") == [0, 1, 2]
+    assert tokenizer.encode("<s> a b") == [0, 1, 2]
+    assert tokenizer.decode(np.array([0, 2, 1])) == "b a"
+
+
+@pytest.mark.slow
+def test_tokenizer_that_is_not_there_is_a_config_error(tmp_path: Path):
+    from corrente.prompts.tokenizer import Tokenizer
+
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match=r"model\.path = .*its tokenizer cannot be loaded"):
+        Tokenizer(tmp_path).encode("a")
