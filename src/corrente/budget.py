@@ -32,13 +32,15 @@ class FailureBudget:
 
 
 class Untrainable:
-    """Groups in a row that teach nothing: a warning after a step's worth, NothingToLearnError after ``patience`` steps' worth."""
+    """Groups in a row that teach nothing: NothingToLearnError after ``patience`` steps' worth; a warning the first time it is one
+    step's worth, and whenever it is half of the patience."""
 
     def __init__(self, *, per_step: int, patience: int, sink: Sink) -> None:
         self._per_step = per_step
         self._patience = patience
         self._sink = sink
         self._in_a_row = 0
+        self._warned = False
 
     def reset(self) -> None:
         """A group that teaches something came by."""
@@ -47,8 +49,12 @@ class Untrainable:
     def count(self, groups: int, reason: str) -> None:
         before, self._in_a_row = self._in_a_row, self._in_a_row + groups
         said = f"{self._in_a_row} groups in a row teach nothing ({reason})"
-        if before < self._per_step <= self._in_a_row:
+        half = max(self._per_step, self._patience * self._per_step // 2)
+        if before < self._per_step <= self._in_a_row and not self._warned:
+            self._warned = True
             self._sink.event("warning", f"{said}: a step's worth")
+        elif before < half <= self._in_a_row:
+            self._sink.event("warning", f"{said}: half of what filter.patience allows")
         if self._in_a_row >= self._patience * self._per_step:
             raise NothingToLearnError(
                 f"{said}: the task is solved, impossible, or its reward is constant "
