@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import anyio
+import msgspec
 import numpy as np
 import pytest
 
+from corrente.config import Eval
+from corrente.env.base import Generate
 from corrente.env.single import SingleTurn
 from corrente.errors import GenerationError
+from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_env
-from corrente.types import Completion, Prompt, Request, Sampling, Span
+from corrente.testing.world import Simulation, World, build, flow, play
+from corrente.types import Completion, Prompt, Request, Sampling, Span, Turn
 
 
 def test_one_request_carries_prompt_sampling_seed_and_group():
@@ -56,3 +61,36 @@ def test_refusal_of_the_engine_passes_through():
 def test_environment_keeps_its_contract():
     prompt = Prompt(id="0/0", tokens=np.array([3, 4], np.int32))
     anyio.run(check_env, lambda: SingleTurn(Sampling()), prompt)
+
+
+def test_evaluation_plays_held_out_prompts_in_its_own_environment():
+    """Held-out prompts alone are sampled at the evaluation's temperature; training prompts never are."""
+    training, evaluation = Recorder(temperature=1.0), Recorder(temperature=0.0)
+
+    async def main() -> Simulation:
+        simulation = build(flow(steps=4, eval=Eval(every=2, temperature=0.0)), World(eval_rows=3))
+        simulation.parts = msgspec.structs.replace(simulation.parts, env=training, eval_env=evaluation)
+        return await play(simulation)
+
+    simulation = run_virtual(main)
+    assert simulation.error is None
+    held_out = {prompt.id for prompt in simulation.parts.eval_prompts}
+    assert {request.sampling.temperature for request in evaluation.requests} == {0.0}
+    assert {request.sampling.temperature for request in training.requests} == {1.0}
+    assert evaluation.played == held_out
+    assert not training.played & held_out
+
+
+class Recorder(SingleTurn):
+    def __init__(self, *, temperature: float) -> None:
+        super().__init__(Sampling(temperature=temperature))
+        self.played: set[str] = set()
+        self.requests: list[Request] = []
+
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> tuple[Turn, ...]:
+        async def recorded(request: Request) -> Completion:
+            self.requests.append(request)
+            return await generate(request)
+
+        self.played.add(prompt.id)
+        return await super().play(prompt, recorded, key=key, group=group, seed=seed)
