@@ -17,7 +17,7 @@ class ByVersion:
     """Mask tokens older than ``mask`` versions, then reject a group whose oldest trainable token is older than ``reject``.
 
     A group of which nothing is left after masking is stale. Age is ``version`` (about to be trained) minus the version that
-    sampled the token: time spent in the queue counts.
+    sampled the token: time spent in the queue counts. A group without tokens is as old as its admission.
     """
 
     def __init__(self, *, reject: int | None = None, mask: int | None = None) -> None:
@@ -26,10 +26,11 @@ class ByVersion:
 
     def judge(self, group: Group, version: int) -> Verdict:
         limit = None if self._mask is None else version - self._mask
-        versions = [v for e in group.episodes for v in e.span_versions() if limit is None or v >= limit]
-        if not versions:
+        sampled = [v for e in group.episodes for v in e.span_versions()] or [group.admitted_version]
+        left = [v for v in sampled if limit is None or v >= limit]
+        if not left:
             return Verdict(stale=f"every token is older than staleness.mask = {self._mask} versions")
-        age = version - min(versions)
+        age = version - min(left)
         if self._reject is not None and age > self._reject:
             return Verdict(stale=f"older than staleness.reject = {self._reject} versions")
         return Verdict(oldest_trainable=limit)
