@@ -314,8 +314,9 @@ def test_groups_that_teach_nothing_are_warned_about_and_then_end_the_run() -> No
     assert isinstance(run.error, NothingToLearnError)
     assert "filter.patience" in str(run.error)
     warnings = [message for level, message in run.sink.events if level == "warning"]
-    assert len(warnings) == 1
+    assert len(warnings) == 2
     assert "4 groups in a row" in warnings[0]
+    assert "10 groups in a row" in warnings[1]
     assert 20 <= len(run.prompts.given) <= 20 + gate.slots(config)
     assert run.learner.steps == []
 

@@ -121,5 +121,6 @@ def check_staleness(make: Callable[[], StalenessPolicy]) -> None:
         for version, verdict in enumerate(verdicts, start=3):
             oldest = verdict.oldest_trainable
             expect(oldest is None or oldest <= version, "tokens of the present version may be trained on", verdict)
-    fresh = policy.judge(group(4, versions=(5, 5), admitted_version=5), 5)
-    expect(not fresh.stale, "a group of the present version is not stale", fresh)
+    for versions in ((5, 5), ()):
+        fresh = policy.judge(group(4, versions=versions, admitted_version=5), 5)
+        expect(not fresh.stale, "a group of the present version is not stale, not even one without tokens", fresh)
