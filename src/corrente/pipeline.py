@@ -147,13 +147,8 @@ class Pipeline:
         """feed .. publish. Ends when ``_learn`` does: closing its streams ends publish and report, the feed is cancelled."""
         flips, flips_in = anyio.create_memory_object_stream[Staged](1)
         reports, reports_in = anyio.create_memory_object_stream[Report](64)
-        reporter = Reporter(
-            engine=self.parts.engine,
-            buffer=self.parts.buffer,
-            sync=self.parts.sync,
-            ledger=self.ledger,
-            journal=self.journal,
-        )
+        engine, buffer, sync = self.parts.engine, self.parts.buffer, self.parts.sync
+        reporter = Reporter(engine=engine, buffer=buffer, sync=sync, ledger=self.ledger, journal=self.journal)
         ended = ""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._feed)
@@ -199,11 +194,9 @@ class Pipeline:
         """Where generation cannot go on but the learner is well, the run ends with a checkpoint first, then the error."""
         try:
             await self._rollout(ticket, prompt, version)
-        except (NothingToLearnError, FailureBudgetError) as failure:
-            self._give_up(failure)
-        except BaseExceptionGroup as group:
-            failure = root_cause(group)
-            if not isinstance(failure, FailureBudgetError):
+        except Exception as error:
+            failure = root_cause(error)
+            if not isinstance(failure, NothingToLearnError | FailureBudgetError):
                 raise
             self._give_up(failure)
 
