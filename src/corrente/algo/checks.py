@@ -40,5 +40,5 @@ def _check_clip(config: RunConfig) -> None:
     high = algo.epsilon if algo.epsilon_high is None else algo.epsilon_high
     if algo.delta is not None and algo.delta <= 1 + high:
         raise ConfigError(
-            f"algo.delta = {algo.delta}: the dual clip must lie above 1 + algo.epsilon_high = {1 + high:g}, or be \"none\""
+            f'algo.delta = {algo.delta}: the dual clip must lie above 1 + algo.epsilon_high = {1 + high:g}, or be "none"'
         )
