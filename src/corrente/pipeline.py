@@ -45,7 +45,7 @@ from corrente.errors import (
 from corrente.evaluation import Evaluator
 from corrente.journal import Journal
 from corrente.ledger import Admission, Ledger
-from corrente.parts import Outcome, Parts, Snapshot, Unfinished
+from corrente.parts import Outcome, Parts, Snapshot, Unfinished, carried
 from corrente.publishing import Publisher
 from corrente.reporting import Report, Reporter
 from corrente.rollout import Player, first_error, scored, survivors
@@ -106,7 +106,7 @@ class Pipeline:
             seed=self.plan.seed,
             journal=self.journal,
         )
-        self._carried = list(snapshot.unfinished) if snapshot else []
+        self._carried = carried(snapshot, parts.plan) if snapshot else []
         self._next_ticket = snapshot.next_ticket if snapshot else 0
         self._stop = stop or anyio.Event()
         self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()
@@ -164,7 +164,7 @@ class Pipeline:
 
     async def _feed(self) -> None:
         """Admit prompts as slots come free: first those a checkpoint left unfinished, in their order, then new ones."""
-        carried = list(self.parts.prompts.find([unfinished.prompt_id for unfinished in self._carried]))
+        again = list(self.parts.prompts.find([unfinished.prompt_id for unfinished in self._carried]))
         with self._feeding:
             async with anyio.create_task_group() as rollouts:
                 while True:
@@ -173,7 +173,7 @@ class Pipeline:
                             ticket = (await self.parts.buffer.reserve()).id
                         except EndOfStream:
                             return
-                    prompt = carried.pop(0) if carried else self.parts.prompts.next()
+                    prompt = again.pop(0) if again else self.parts.prompts.next()
                     if prompt is None:
                         self.parts.buffer.drop(ticket)
                         self.parts.buffer.close()
