@@ -13,10 +13,13 @@ class ContractError(AssertionError):
     """An implementation breaks its Protocol's contract; the message begins with the clause."""
 
 
-def expect(holds: bool, clause: str, seen: object = "") -> None:
+_UNSAID = object()
+
+
+def expect(holds: bool, clause: str, seen: object = _UNSAID) -> None:
     """Raise ContractError naming ``clause``, and what was seen instead, unless it holds."""
     if not holds:
-        raise ContractError(f"{clause}{f' (seen: {seen})' if seen != '' else ''}")
+        raise ContractError(clause if seen is _UNSAID else f"{clause} (seen: {seen})")
 
 
 async def expect_raises(kind: type[Exception], clause: str, call: Callable[[], Awaitable[Any]]) -> None:

@@ -1,0 +1,310 @@
+"""A suite that nothing fails proves nothing: each clause here is broken on purpose, and the message names it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+
+from corrente.buffer.window import WindowBuffer
+from corrente.inflight.policies import Drain, Swap
+from corrente.sim.distributions import Fixed
+from corrente.sim.engine import VirtualEngine, VirtualPool
+from corrente.sim.parts import (
+    RecordingSink,
+    VirtualAlgorithm,
+    VirtualEnv,
+    VirtualLearner,
+    VirtualPrompts,
+    VirtualScorer,
+)
+from corrente.staleness.base import Verdict
+from corrente.sync.base import Flip, Update
+from corrente.testing import (
+    ContractError,
+    EngineCase,
+    LearnerCase,
+    SyncCase,
+    check_buffer,
+    check_engine,
+    check_env,
+    check_inflight,
+    check_learner,
+    check_prompts,
+    check_scorer,
+    check_sink,
+    check_staleness,
+    check_sync,
+    run_virtual,
+)
+from corrente.testing.samples import group, prompt
+
+
+class FreesAtTake(WindowBuffer):
+    async def take(self, count):
+        groups = await super().take(count)
+        self.release([g.id for g in groups])
+        return groups
+
+
+class LosesSlotsOfCancelled(WindowBuffer):
+    async def reserve(self):
+        await super().reserve()
+        await anyio.lowlevel.checkpoint()
+        return await super().reserve()
+
+
+class CompletionOrder(WindowBuffer):
+    async def take(self, count):
+        return list(reversed(await super().take(count)))
+
+
+class WakesNobody(WindowBuffer):
+    def release(self, groups):
+        self._taken.difference_update(groups)
+
+
+class ReusesNumbers(WindowBuffer):
+    def drop(self, ticket):
+        super().drop(ticket)
+        self._next = ticket
+
+
+class ForgetsWhenClosed(WindowBuffer):
+    async def take(self, count):
+        return [] if self._closed else await super().take(count)
+
+
+class TakesWhenCancelled(WindowBuffer):
+    async def take(self, count):
+        if self._ready < count and self._ready:
+            await super().take(1)
+        return await super().take(count)
+
+
+@pytest.mark.parametrize(
+    ("broken", "clause"),
+    [
+        (FreesAtTake, "training"),
+        (LosesSlotsOfCancelled, "occupancy counts"),
+        (CompletionOrder, "admission order"),
+        (WakesNobody, "release frees the slot"),
+        (ReusesNumbers, "number"),
+        (ForgetsWhenClosed, "after close"),
+        (TakesWhenCancelled, "cancelling take takes nothing"),
+    ],
+)
+def test_broken_buffers_are_caught(broken, clause: str) -> None:
+    with pytest.raises((ContractError, ExceptionGroup)) as caught:
+        run_virtual(check_buffer, lambda: broken(slots=4, window=2), limit_s=1000)
+    assert clause in repr(caught.value)
+
+
+class RelabelsAll(VirtualEngine):
+    async def generate(self, request):
+        done = await super().generate(request)
+        spans = (msgspec.structs.replace(done.spans[-1], start=0),) if hasattr(done.spans[-1], "start") else ()
+        return msgspec.structs.replace(done, spans=spans)
+
+
+class IgnoresBudget(VirtualEngine):
+    async def generate(self, request):
+        more = msgspec.structs.replace(request.sampling, max_tokens=request.sampling.max_tokens + 1)
+        return await super().generate(msgspec.structs.replace(request, sampling=more))
+
+
+class DependsOnCompany(VirtualEngine):
+    async def generate(self, request):
+        beside = len(self._running) + len(self._waiting)
+        done = await super().generate(request)
+        return msgspec.structs.replace(done, tokens=done.tokens + beside)
+
+
+class KeepsCancelled(VirtualEngine):
+    def _forget(self, live) -> None:
+        pass
+
+
+class ForgetsPartials(VirtualEngine):
+    async def abort(self, ids) -> None:
+        self.restart()
+
+
+@pytest.mark.parametrize(
+    ("broken", "clause"),
+    [
+        (RelabelsAll, "span per version"),
+        (IgnoresBudget, "no completion is longer than its budget"),
+        (DependsOnCompany, "equal requests"),
+        (KeepsCancelled, "cancelling generate frees"),
+        (ForgetsPartials, "an aborted generate returns what it has"),
+    ],
+)
+def test_broken_engines_are_caught(broken, clause: str) -> None:
+    async def stage(version: int) -> Update:
+        return Update(version=version, slot=0)
+
+    @asynccontextmanager
+    async def make() -> AsyncGenerator[EngineCase]:
+        async with broken(lengths=Fixed(500), max_context=128).running() as engine:
+            yield EngineCase(engine=engine, stage=stage, prompt=np.arange(5, dtype=np.int32), context=128, tick_s=0.01)
+
+    with pytest.raises((ContractError, ExceptionGroup)) as caught:
+        run_virtual(check_engine, make, limit_s=10_000)
+    assert clause in repr(caught.value)
+
+
+def test_a_sync_that_flips_engines_one_by_one_is_caught() -> None:
+    class OneByOne:
+        def __init__(self, engines) -> None:
+            self.engines = engines
+            self.broken = False
+
+        async def stage(self, version: int) -> Update:
+            return Update(version=version, slot=0)
+
+        async def flip(self, update, mode) -> Flip:
+            from corrente.errors import SyncError
+
+            for at, engine in enumerate(self.engines):
+                if at and self.broken:
+                    self.broken = False
+                    raise SyncError("the second engine did not answer")
+                await engine.apply(update, mode)
+            return Flip(pause_s=0.0)
+
+        def stats(self):
+            return {}
+
+    @asynccontextmanager
+    async def make() -> AsyncGenerator[SyncCase]:
+        pool = VirtualPool([VirtualEngine(), VirtualEngine()])
+        sync = OneByOne(pool.engines)
+
+        async def versions() -> list[int]:
+            return [(await engine.stats()).version for engine in pool.engines]
+
+        def break_next(what: str) -> None:
+            if what == "flip":
+                sync.broken = True
+            else:
+                original = sync.stage
+
+                async def fail(version: int) -> Update:
+                    from corrente.errors import SyncError
+
+                    sync.stage = original  # type: ignore[method-assign]
+                    raise SyncError("no space")
+
+                sync.stage = fail  # type: ignore[method-assign]
+
+        yield SyncCase(sync=sync, versions=versions, break_next=break_next)
+
+    with pytest.raises(ContractError, match="after a failed flip every engine"):
+        run_virtual(check_sync, make)
+
+
+def test_a_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
+    class Restless(VirtualLearner):
+        async def step(self, batch):
+            self.state += 1
+            return await super().step(batch)
+
+    batch = VirtualAlgorithm().batch([group(rewards=(0.0, 1.0))], step=0, version=0, oldest_trainable=[None])
+
+    @asynccontextmanager
+    async def make() -> AsyncGenerator[LearnerCase]:
+        learner = Restless()
+        yield LearnerCase(learner=learner, batch=batch, fingerprint=lambda: learner.state)
+
+    with pytest.raises(ContractError, match="a batch without rows"):
+        run_virtual(check_learner, make, tmp_path)
+
+
+def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
+    class Twice(Swap):
+        async def land(self, traffic, flip) -> None:
+            await flip("swap")
+            await flip("swap")
+
+    class Hasty(Drain):
+        async def land(self, traffic, flip) -> None:
+            await flip("swap")
+
+    class Holds(Drain):
+        async def land(self, traffic, flip) -> None:
+            await super().land(traffic, flip)
+            traffic.held.add("requests")
+
+    for policy, waits_for, clause in (
+        (Twice, "", "exactly once"),
+        (Hasty, "requests", "held back"),
+        (Holds, "requests", "nothing is held back"),
+    ):
+        with pytest.raises((ContractError, ExceptionGroup)) as caught:
+            run_virtual(lambda policy=policy, waits_for=waits_for: check_inflight(policy, waits_for=waits_for))
+        assert clause in repr(caught.value)
+
+
+def test_a_staleness_policy_that_counts_calls_or_refuses_the_present_is_caught() -> None:
+    class Counts:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def judge(self, subject, version) -> Verdict:
+            self.calls += 1
+            return Verdict(stale="enough" if self.calls > 20 else "")
+
+    class RefusesEmpty:
+        def judge(self, subject, version) -> Verdict:
+            return Verdict(stale="" if any(e.span_versions() for e in subject.episodes) else "empty")
+
+    shared = Counts()
+    with pytest.raises(ContractError, match="the version alone"):
+        check_staleness(lambda: shared)
+    with pytest.raises(ContractError, match="present version"):
+        check_staleness(RefusesEmpty)
+
+
+def test_prompts_that_forget_their_place_are_caught() -> None:
+    class Forgets(VirtualPrompts):
+        def restore(self, state) -> None:
+            pass
+
+    class Repeats(VirtualPrompts):
+        def next(self):
+            found = super().next()
+            return found and msgspec.structs.replace(found, id="0/0")
+
+    with pytest.raises(ContractError, match="continues where next stood"):
+        check_prompts(lambda: Forgets(rows=9))
+    with pytest.raises(ContractError, match="id of its own"):
+        check_prompts(lambda: Repeats(rows=9))
+
+
+def test_envs_scorers_and_sinks_that_break_their_contracts_are_caught() -> None:
+    class Retokenises(VirtualEnv):
+        async def play(self, *args, **kwargs):
+            turns = await super().play(*args, **kwargs)
+            return tuple(msgspec.structs.replace(t, tokens=t.tokens + 1) if t.completion else t for t in turns)
+
+    class Shuffles(VirtualScorer):
+        async def score(self, subject):
+            done = await super().score(subject)
+            return msgspec.structs.replace(done, episodes=tuple(reversed(done.episodes)))
+
+    class Edits(RecordingSink):
+        def metrics(self, step, values) -> None:
+            values.clear()
+
+    with pytest.raises(ContractError, match="exactly as sampled"):
+        run_virtual(check_env, Retokenises, prompt(1))
+    with pytest.raises((ContractError, ExceptionGroup)) as caught:
+        run_virtual(check_scorer, Shuffles, group(size=3))
+    assert "same order" in repr(caught.value)
+    with pytest.raises(ContractError, match="does not change"):
+        check_sink(Edits)
