@@ -43,3 +43,16 @@ def test_environment_sizes_thread_pools_and_keeps_a_smaller_wish(asked: str, thr
     assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == found["OPENBLAS_NUM_THREADS"] == threads
     assert found["HOME"] == "/root"
     assert found["OMP_WAIT_POLICY"] == "passive"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", "glibc.cpu.x86_non_temporal_threshold=524288"),
+        ("glibc.malloc.check=1", "glibc.malloc.check=1:glibc.cpu.x86_non_temporal_threshold=524288"),
+        ("glibc.cpu.x86_non_temporal_threshold=0x100000", "glibc.cpu.x86_non_temporal_threshold=0x100000"),
+    ],
+)
+def test_environment_adds_to_the_users_tunables(given: str, expected: str):
+    place = Place(cpus=(0,), threads=1, nice=1)
+    assert environment(place, {"GLIBC_TUNABLES": given})["GLIBC_TUNABLES"] == expected

@@ -19,6 +19,10 @@ import msgspec
 
 BASE_NICE = 1
 YIELDING_NICE = 10
+PAST_THE_CACHE_BYTES = 1 << 19
+"""Copies from this size on bypass the cache: a publish moves weights in pieces of a megabyte or so, and reads none of them
+again. The C library's own threshold is of the order of the whole cache."""
+_PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,14 +58,17 @@ def places(placement: Literal["shared", "pinned", "priority"], cpus: Sequence[in
 
 
 def environment(place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a worker: ``inherited``, with thread pools sized to its place and made to sleep while they wait.
-
-    A smaller OMP_NUM_THREADS of the user's stands.
+    """Environment of a worker: ``inherited``, with thread pools sized to its place and made to sleep while they wait, and
+    copies the size of a weight matrix made past the cache. A smaller OMP_NUM_THREADS of the user's stands.
     """
     asked = inherited.get("OMP_NUM_THREADS", "")
     threads = str(min(place.threads, int(asked)) if asked.isdecimal() and int(asked) > 0 else place.threads)
+    tunables = [wish for wish in inherited.get("GLIBC_TUNABLES", "").split(":") if wish]
+    if not any(wish.startswith(_PAST_THE_CACHE) for wish in tunables):
+        tunables.append(f"{_PAST_THE_CACHE}={PAST_THE_CACHE_BYTES}")
     return {
         **inherited,
+        "GLIBC_TUNABLES": ":".join(tunables),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
