@@ -59,22 +59,21 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     unfinished: tuple[Unfinished, ...] = ()
     elapsed_s: float = 0.0
 
+    def admit_again(self, plan: Plan) -> list[Unfinished]:
+        """What a run resumed from here admits before anything new, in order.
 
-def carried(snapshot: Snapshot, plan: Plan) -> list[Unfinished]:
-    """What a resumed run admits again, in order of admission.
+        A finished group is trained on after at most as many others as stand before it. One that could be older than
+        ``plan.max_age`` by then is generated anew; under the settings it was admitted with there is none, by the theorem.
+        """
+        per_version = plan.prompts_per_step * plan.publish_every
 
-    A finished group is trained on after at most as many others as stand before it here. One that could be older than
-    ``plan.max_age`` by then is generated anew; with the settings it was generated under there is none, by the theorem.
-    """
-    per_version = plan.prompts_per_step * plan.publish_every
+        def kept(at: int, unfinished: Unfinished) -> bool:
+            if unfinished.group is None or plan.max_age is None:
+                return True
+            return self.version - unfinished.group.oldest_version + at // per_version <= plan.max_age
 
-    def kept(at: int, unfinished: Unfinished) -> bool:
-        if unfinished.group is None or plan.max_age is None:
-            return True
-        return snapshot.version - unfinished.group.oldest_version + at // per_version <= plan.max_age
-
-    every = enumerate(snapshot.unfinished)
-    return [u if kept(at, u) else msgspec.structs.replace(u, group=None) for at, u in every]
+        every = enumerate(self.unfinished)
+        return [u if kept(at, u) else msgspec.structs.replace(u, group=None) for at, u in every]
 
 
 class Checkpoints(Protocol):

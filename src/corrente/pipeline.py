@@ -45,7 +45,7 @@ from corrente.errors import (
 from corrente.evaluation import Evaluator
 from corrente.journal import Journal
 from corrente.ledger import Admission, Ledger
-from corrente.parts import Outcome, Parts, Snapshot, Unfinished, carried
+from corrente.parts import Outcome, Parts, Snapshot, Unfinished
 from corrente.publishing import Publisher
 from corrente.reporting import Report, Reporter
 from corrente.rollout import Player, first_error, scored, survivors
@@ -106,7 +106,7 @@ class Pipeline:
             seed=self.plan.seed,
             journal=self.journal,
         )
-        self._carried = carried(snapshot, parts.plan) if snapshot else []
+        self._carried = snapshot.admit_again(parts.plan) if snapshot else []
         self._next_ticket = snapshot.next_ticket if snapshot else 0
         self._stop = stop or anyio.Event()
         self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()

@@ -11,7 +11,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from corrente.config import Barrier, Checkpoint, Drain, Limits, Recompute, RunConfig, Swap
-from corrente.parts import Snapshot, carried
+from corrente.parts import Snapshot
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.faults import Fault
 from corrente.staleness import gate
@@ -49,7 +49,7 @@ def run_in_parts(
         if part.checkpoints.written:
             resume = part.checkpoints.read()
             unfinished = resume[0].unfinished
-            assert carried(resume[0], part.parts.plan) == list(unfinished)  # nothing finished is generated twice
+            assert resume[0].admit_again(part.parts.plan) == list(unfinished)  # nothing finished is generated twice
     return parts
 
 
