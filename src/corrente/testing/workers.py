@@ -155,5 +155,7 @@ async def _save_and_load(case: LearnerCase, folder: Path) -> None:
     expect(case.fingerprint() == saved, "load restores what was saved")
     await case.learner.step(later)
     expect(case.fingerprint() == after, "and the step after it repeats")
-    clause = "saving where there is no directory raises CheckpointError"
-    await expect_raises(CheckpointError, clause, lambda: case.learner.save(folder / "missing"))
+    (folder / "file").write_text("in the way")
+    clause = "saving where no directory can be raises CheckpointError"
+    await expect_raises(CheckpointError, clause, lambda: case.learner.save(folder / "file" / "inside"))
+    expect(case.fingerprint() == after, "and leaves the learner as it was")

@@ -1,0 +1,113 @@
+"""Data that does not line up is refused where it is made; what is derived from it is right."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corrente.errors import AlignmentError
+from corrente.testing.samples import completion, episode, group
+from corrente.types import Batch, Completion, Row, Span, concat_tokens
+
+
+def build(count: int, spans: tuple[Span, ...], logprobs: int | None = None) -> Completion:
+    return Completion(
+        tokens=np.zeros(count, np.int32),
+        logprobs=np.zeros(count if logprobs is None else logprobs, np.float32),
+        spans=spans,
+        finish_reason="stop",
+    )
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        (),
+        (Span(0, 0, 2),),
+        (Span(0, 0, 4),),
+        (Span(0, 1, 3),),
+        (Span(0, 0, 1), Span(1, 2, 3)),
+        (Span(0, 0, 2), Span(1, 1, 3)),
+        (Span(0, 0, 0), Span(1, 0, 3)),
+        (Span(0, 0, 3), Span(1, 3, 3)),
+        (Span(1, 2, 3), Span(0, 0, 2)),
+    ],
+)
+def test_spans_that_do_not_partition_the_tokens_are_refused(spans: tuple[Span, ...]) -> None:
+    with pytest.raises(AlignmentError, match="do not partition"):
+        build(3, spans)
+
+
+def test_completions_that_line_up_are_accepted() -> None:
+    assert build(0, ()).versions.tolist() == []
+    assert build(3, (Span(4, 0, 1), Span(6, 1, 3))).versions.tolist() == [4, 6, 6]
+    with pytest.raises(AlignmentError, match="2 log-probs"):
+        build(3, (Span(0, 0, 3),), logprobs=2)
+
+
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_versions_and_spans_say_the_same(versions: list[int]) -> None:
+    done = completion(versions=versions)
+    assert done.versions.tolist() == versions
+    assert len(done.spans) == sum(a != b for a, b in itertools.pairwise(versions)) + bool(versions)
+
+
+@pytest.mark.parametrize("name", ["loss_mask", "logprobs", "versions", "advantages"])
+def test_rows_that_do_not_line_up_are_refused(name: str) -> None:
+    arrays = {
+        "tokens": np.zeros(4, np.int32),
+        "loss_mask": np.zeros(4, bool),
+        "logprobs": np.zeros(4, np.float32),
+        "versions": np.zeros(4, np.int32),
+        "advantages": np.zeros(4, np.float32),
+    }
+    Row(group=0, **arrays)
+    with pytest.raises(AlignmentError, match=f"4 tokens has 3 {name}"):
+        Row(group=0, **{**arrays, name: arrays[name][:3]})
+
+
+def test_lags_are_those_of_trained_tokens_alone() -> None:
+    row = Row(
+        group=0,
+        tokens=np.zeros(5, np.int32),
+        loss_mask=np.array([False, False, True, True, True]),
+        logprobs=np.zeros(5, np.float32),
+        versions=np.array([0, 0, 3, 4, 7], np.int32),
+        advantages=np.zeros(5, np.float32),
+    )
+    batch = Batch(step=1, version=7, rows=(row, row), sequences=2, tokens=6)
+    assert batch.lags().tolist() == [4, 3, 0, 4, 3, 0]
+    assert msgspec.structs.replace(batch, rows=()).lags().tolist() == []
+
+
+def test_a_group_is_as_old_as_its_oldest_token() -> None:
+    mixed = msgspec.structs.replace(
+        group(admitted_version=1), episodes=(episode(versions=(5, 6)), episode(index=1, versions=(4, 4, 9)))
+    )
+    assert mixed.oldest_version == 4
+    assert group(versions=(), admitted_version=3).oldest_version == 3
+    assert mixed.sampled_tokens == 5
+    assert group(rewards=(1.0, None)).rewards == (1.0, None)
+
+
+def test_an_episode_knows_what_was_sampled_and_what_was_given() -> None:
+    played = episode(versions=(0, 0))
+    assert played.sampled_tokens == 2
+    assert played.text == "0 1"
+    assert not played.truncated
+    cut = msgspec.structs.replace(played.turns[1].completion, finish_reason="length")
+    truncated = msgspec.structs.replace(
+        played, turns=(played.turns[0], msgspec.structs.replace(played.turns[1], completion=cut))
+    )
+    assert truncated.truncated
+    assert episode(versions=()).completions == ()
+
+
+def test_concatenating_nothing_gives_no_tokens() -> None:
+    assert concat_tokens([]).dtype == np.int32
+    assert concat_tokens([np.array([1]), np.array([2, 3])]).tolist() == [1, 2, 3]
