@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -38,12 +39,10 @@ def read(path: Path, *, device: str) -> tuple[dict[str, torch.Tensor], dict[str,
     try:
         state = torch.load(path / STATE, map_location=device, weights_only=True)
         model = load_model(path, device=device)
+    except UnpicklingError as error:  # what torch raises for a file it did not write, or that holds more than data
+        raise CheckpointError(f"cannot read the checkpoint {path}: {STATE} is damaged: {error}") from error
     except (OSError, RuntimeError, ValueError, EOFError, SafetensorError, ConfigError) as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from error
-    except Exception as error:  # torch.load raises pickle's own error for a file that is not a checkpoint
-        if type(error).__name__ != "UnpicklingError":
-            raise
-        raise CheckpointError(f"cannot read the checkpoint {path}: {STATE} is damaged: {error}") from error
     return model.state_dict(), state
 
 

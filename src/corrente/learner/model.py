@@ -33,7 +33,7 @@ from corrente.learner.head import TokenLogprobs, from_logits, token_logprobs
 from corrente.learner.packing import Inputs, Pack, as_rows, as_tree
 from corrente.types import Tokens
 
-BLOCK_TOKENS = {"cpu": 192, "accelerator": 1024}
+BLOCK_TOKENS = {"cpu": 96, "accelerator": 1024}
 """Nodes attended to at once: small enough to skip what a tree masks, large enough to be worth a call."""
 PROBE_TOLERANCE = 2e-5
 """Relative; float32 rounding is 1e-6, a wrong mask is far above even in a model of small random weights."""
