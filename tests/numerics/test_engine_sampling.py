@@ -51,7 +51,7 @@ def sample(logits: np.ndarray, samplings: list[Sampling], *, seeds: list[int], p
     rules = compile_rules(
         list(zip(samplings, seeds, strict=True)), vocabulary=logits.shape[1], device=torch.device("cpu")
     )
-    return draw(torch.from_numpy(logits), rules, np.full(len(seeds), position, np.int64))
+    return draw(torch.from_numpy(logits.copy(order="K")), rules, np.full(len(seeds), position, np.int64))
 
 
 def random_logits(rows: int, *, spread: float = 2.0, vocabulary: int = VOCABULARY) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 It computes what the Hugging Face modules compute, and differs from the textbook in how:
 
-- activations are feature-major, [features, tokens], so that every product is ``weight [out, in] @ x [in, tokens]``: with few
-  tokens and fp32 on a CPU this is the orientation in which the GEMM comes near its limit (up to twice ``F.linear``), and
-  the weights keep the shape they are trained in;
-- q, k and v are one product, gate and up another; the residual is added by the product itself (addmm);
+- activations are feature-major, [features, tokens], so that every product is ``weight [out, in] @ x [in, tokens]``: the
+  orientation in which an fp32 GEMM with few tokens comes nearest its limit (see products.py), and one in which the weights
+  keep the shape they are trained in;
+- q, k and v are one product, gate and up another; the residual is added by the product itself;
 - keys and values go straight to their slots, and with one query per sequence the query heads that share a key head are
   laid out as queries of it, so that grouped attention repeats nothing.
 
@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from corrente.engine.embedded.kv import KVView
+from corrente.engine.embedded.kv import KVView, Pair
 from corrente.engine.embedded.model import shapes
+from corrente.engine.embedded.products import add_product, product, width
 from corrente.sync.layout import Layout, Slab, arrange
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -118,58 +119,56 @@ class LeanModel:
     def forward(
         self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, mask_R1QN: torch.Tensor, kv: KVView, keep: torch.Tensor
     ) -> torch.Tensor:
-        rows, queries = ids_RQ.shape
-        flat = positions_RQ.flatten()
-        cos, sin = self._cos.index_select(1, flat), self._sin.index_select(1, flat)
-        x_HM = self._embed.index_select(0, ids_RQ.flatten()).t().contiguous()
+        shape = ids_RQ.shape
+        tokens = ids_RQ.numel()
+        spare = width(tokens, ids_RQ.device) - tokens
+        flat = F.pad(positions_RQ.flatten(), (0, spare))
+        turn = self._cos.index_select(1, flat), self._sin.index_select(1, flat)
+        x_HM = self._embed.index_select(0, F.pad(ids_RQ.flatten(), (0, spare))).t().contiguous()
         for index, layer in enumerate(self._layers):
-            qkv = torch.mm(layer.qkv, self._normalise(x_HM, layer.norm_in))
+            qkv = product(layer.qkv, self._normalise(x_HM, layer.norm_in))
             if layer.qkv_bias is not None:
                 qkv += layer.qkv_bias[:, None]
-            mixed = self._attend(index, layer, qkv, cos, sin, mask_R1QN, kv, (rows, queries))
-            x_HM.addmm_(layer.out, mixed.t())
+            query, key, value = self._heads_of(layer, qkv, turn, shape)
+            mixed = self._attend(query, kv.update(index, key, value), mask_R1QN)
+            add_product(x_HM, layer.out, F.pad(mixed, (0, 0, 0, spare)).t())
             if layer.out_bias is not None:
                 x_HM += layer.out_bias[:, None]
-            gate, up = torch.mm(layer.gate_up, self._normalise(x_HM, layer.norm_mlp)).chunk(2)
-            x_HM.addmm_(layer.down, F.silu(gate, inplace=True).mul_(up))
-        kept = x_HM if len(keep) == rows * queries else x_HM.index_select(1, keep)
-        return torch.mm(self._head, self._normalise(kept, self._norm)).t()
+            gate, up = product(layer.gate_up, self._normalise(x_HM, layer.norm_mlp)).chunk(2)
+            add_product(x_HM, layer.down, F.silu(gate, inplace=True).mul_(up))
+        if len(keep) < tokens:
+            x_HM = x_HM.index_select(1, F.pad(keep, (0, width(len(keep), keep.device) - len(keep))))
+        return product(self._head, self._normalise(x_HM, self._norm)).t()[: len(keep)]
 
-    def _attend(
-        self,
-        index: int,
-        layer: _Layer,
-        qkv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        mask: torch.Tensor,
-        kv: KVView,
-        shape: tuple[int, int],
-    ) -> torch.Tensor:
-        """Rotary embedding, cache and attention; returns (M, A x D)."""
-        (rows, queries), heads, kv_heads, size = shape, self._heads, self._kv_heads, self._head_size
-        tokens = rows * queries
-        turned = qkv[: (heads + kv_heads) * size].view(heads + kv_heads, size, tokens)
+    def _heads_of(
+        self, layer: _Layer, qkv: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], shape: torch.Size
+    ) -> tuple[torch.Tensor, ...]:
+        """Rotated queries (R, A, Q, D), rotated keys and values (R, G, Q, D) of the tokens there are; overwrites ``qkv``."""
+        heads, kv_heads, size = self._heads, self._kv_heads, self._head_size
+        both = qkv[: (heads + kv_heads) * size].view(heads + kv_heads, size, -1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            turned[:heads] = self._normalise(turned[:heads], layer.q_norm)
-            turned[heads:] = self._normalise(turned[heads:], layer.k_norm)
-        halves = turned.view(heads + kv_heads, 2, size // 2, tokens)
-        swapped = halves.flip(1)
-        turned.mul_(cos).addcmul_(swapped.view_as(turned), sin)
-        every = qkv.view(heads + 2 * kv_heads, size, rows, queries).permute(2, 0, 3, 1).contiguous()
-        query = every[:, :heads]
-        keys, values = kv.update(index, every[:, heads : heads + kv_heads], every[:, heads + kv_heads :])
+            both[:heads] = self._normalise(both[:heads], layer.q_norm)
+            both[heads:] = self._normalise(both[heads:], layer.k_norm)
+        swapped = both.view(heads + kv_heads, 2, size // 2, -1).flip(1).view_as(both)
+        both.mul_(turn[0]).addcmul_(swapped, turn[1])
+        real = qkv.view(heads + 2 * kv_heads, size, -1)[:, :, : shape.numel()]
+        return real.unflatten(2, shape).permute(2, 0, 3, 1).contiguous().split((heads, kv_heads, kv_heads), 1)
+
+    def _attend(self, query: torch.Tensor, pair: Pair, mask: torch.Tensor) -> torch.Tensor:
+        """Attention of (R, A, Q, D) to keys and values (R, G, N, D); returns (M, A x D)."""
+        rows, heads, queries, size = query.shape
+        keys, values = pair
         if queries == 1:
-            grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
-            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
-            return mixed.reshape(tokens, heads * size)
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=heads != kv_heads)
-        return mixed.transpose(1, 2).reshape(tokens, heads * size)
+            grouped = query.reshape(rows, self._kv_heads, heads // self._kv_heads, size)
+            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(rows, heads * size)
+        same = heads == self._kv_heads
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=not same)
+        return mixed.transpose(1, 2).reshape(rows * queries, heads * size)
 
     def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm over the dimension before the last, in float32 (Zhang & Sennrich 2019): w x / sqrt(mean(x^2) + eps)."""
         wide = x.float()
-        scale = wide.square().mean(-2, keepdim=True).add_(self._eps).rsqrt_()
+        scale = (wide * wide).sum(-2, keepdim=True).mul_(1 / x.shape[-2]).add_(self._eps).rsqrt_()
         return (wide * scale).to(x.dtype).mul_(weight[:, None])
 
 

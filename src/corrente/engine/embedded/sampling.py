@@ -66,13 +66,15 @@ def compile_rules(rows: Sequence[tuple[Sampling, int]], *, vocabulary: int, devi
 
 
 def draw(logits_BV: torch.Tensor, rules: Rules, positions_B: NDArray[np.int64]) -> tuple[Tokens, Floats]:
-    """One token per row and its log-probability in the distribution it was drawn from (greedy: the untempered one)."""
+    """One token per row and its log-probability in the distribution it was drawn from (greedy: the untempered one). May
+    overwrite the logits."""
     count = len(logits_BV)
     tokens = torch.empty(count, dtype=torch.long, device=logits_BV.device)
     logprobs = torch.empty(count, dtype=torch.float32, device=logits_BV.device)
     uniform = torch.from_numpy(uniforms(rules.seeds, positions_B)).to(logits_BV.device)
     if rules.plain:
-        tokens, logprobs = _dense((logits_BV - logits_BV.amax(-1, keepdim=True)).float(), None, uniform)
+        wide = logits_BV.float()
+        tokens, logprobs = _dense(wide.sub_(wide.amax(-1, keepdim=True)), None, uniform)
     else:
         for rows, way in ((rules.greedy, _greedy), (rules.dense, _tempered), (rules.cut, _truncated)):
             if len(rows):
@@ -105,7 +107,7 @@ def _greedy(logits: torch.Tensor, _rules: Rules, _rows: torch.Tensor, _uniform: 
 def _tempered(logits: torch.Tensor, rules: Rules, rows: torch.Tensor, uniform: torch.Tensor) -> Drawn:
     scaled = logits / rules.temperature[rows]
     min_p = rules.min_p[rows]
-    return _dense(scaled - scaled.amax(-1, keepdim=True), min_p if bool((min_p > 0).any()) else None, uniform)
+    return _dense(scaled.sub_(scaled.amax(-1, keepdim=True)), min_p if bool((min_p > 0).any()) else None, uniform)
 
 
 def _dense(shifted: torch.Tensor, min_p: torch.Tensor | None, uniform: torch.Tensor) -> Drawn:
