@@ -6,7 +6,8 @@ For every setting the real runtime does the same work: STEPS batches of 64 compl
 batch is trained on and its weights are published, and generation runs ahead by at most one version (128 slots). ``sequential``
 waits for each side before it starts the other: it is what overlap is measured against. On cores that are all busy overlap
 cannot shorten the sum of the work; it must not lengthen it either. A short completion makes the learner the slower side, a long
-one the engine. ``cpu`` is processor seconds of both workers over seconds times cores.
+one the engine. ``lag`` is the mean over trained tokens, ``cpu`` is processor seconds of both workers over seconds times cores,
+``others`` that of everything else on the machine: a row with much of it measures the neighbours.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Work:
         self.send, self.receive = send, receive
         self.version = 0
         self.train_s = 0.0
+        self.lags: list[float] = []
 
     async def run(self) -> None:
         async with anyio.create_task_group() as group:
@@ -89,7 +91,9 @@ class Work:
         for step in range(self.steps):
             done = [await self.receive.receive() for _ in range(SIZE)]
             start = time.perf_counter()
-            await self.workers.learner.step(batch(done, step, self.version))
+            rows = batch(done, step, self.version)
+            self.lags.append(float(rows.lags().mean()))
+            await self.workers.learner.step(rows)
             self.train_s += time.perf_counter() - start
             await self.workers.sync.flip(await self.workers.sync.stage(self.version + 1), "swap")
             self.version += 1
@@ -127,6 +131,12 @@ def cpu_seconds() -> float:
     return total
 
 
+def machine_seconds() -> float:
+    """Processor time of everything on this machine so far."""
+    user, nice, system, _, _, irq, softirq = (int(n) for n in Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 async def measure(config: RunConfig, setting: str, prompts: list[np.ndarray], *, steps: int, tokens: int) -> dict:
     """Figures of one setting; one batch goes ahead unmeasured."""
     _, place = SETTINGS[setting]
@@ -134,21 +144,24 @@ async def measure(config: RunConfig, setting: str, prompts: list[np.ndarray], *,
     async with ProcsRuntime(place=place).open(config) as workers:
         await workers.sync.flip(await workers.sync.stage(0), "swap")
         await Work(workers, prompts, steps=1, tokens=tokens, ahead=0).run()
-        before, cpu = await workers.engine.stats(), cpu_seconds()
+        before, cpu, everything = await workers.engine.stats(), cpu_seconds(), machine_seconds()
         work = Work(workers, prompts, steps=steps, tokens=tokens, ahead=ahead)
         work.version = before.version
         start = time.perf_counter()
         await work.run()
         total_s = time.perf_counter() - start
         after = await workers.engine.stats()
-        busy = cpu_seconds() - cpu
+        busy, everything = cpu_seconds() - cpu, machine_seconds() - everything
+    capacity_s = total_s * (os.cpu_count() or 1)
     return {
         "total_s": total_s,
         "samples_per_s": SIZE * steps / total_s,
         "engine_tok_per_s": (after.decode_tokens - before.decode_tokens) / total_s,
         "engine_busy": (after.busy_s - before.busy_s) / total_s,
         "learner_busy": work.train_s / total_s,
-        "cpu": busy / total_s / len(os.sched_getaffinity(0)),
+        "lag": sum(work.lags) / steps,
+        "cpu": busy / capacity_s,
+        "others": (everything - busy) / capacity_s,
     }
 
 
