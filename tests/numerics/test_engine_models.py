@@ -62,7 +62,7 @@ def test_greedy_decoding_of_mixed_lengths_equals_generate(kind: str, path: str):
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 
-@both_paths
+@pytest.mark.parametrize(("kind", "path"), [*PATHS, *((k, "hf") for k in ("opt", "gpt_neox", "gemma2", "mixtral"))])
 def test_sampled_logprobs_and_scores_equal_a_plain_forward(kind: str, path: str):
     where, model, _ = tiny(kind)
     served = Served(where, model, kind=path)
@@ -227,6 +227,12 @@ def test_an_architecture_it_cannot_serve_is_refused_with_the_reason(tmp_path: Pa
     AutoConfig.for_model(name).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.path.*cannot be served"):
         EngineCore(model=tmp_path)
+
+
+def test_attention_that_counts_slots_is_refused():
+    where, _, _ = tiny("gpt_neo_local")
+    with pytest.raises(ConfigError, match="local attention"):
+        EngineCore(model=where)
 
 
 def test_wrong_knobs_are_refused(tmp_path: Path):

@@ -103,8 +103,8 @@ class Rows:
 class Nodes:
     """Prefill: keys and values of all N nodes of a tree, filled chunk by chunk in pre-order.
 
-    ``known`` nodes are copied from slots of live rows (``rows``, ``slots``) instead of being computed. ``chunk`` names the
-    nodes that the next forward pass computes; set it before each.
+    ``known`` nodes are copied from slots of live rows (``rows``, ``slots``) instead of being computed. ``expect`` says which
+    nodes the next forward pass computes.
     """
 
     def __init__(
@@ -112,21 +112,20 @@ class Nodes:
     ) -> None:
         self._cache, self._count = cache, count
         self._known, self._rows, self._slots = known, rows, slots
-        self.chunk = known
+        self._chunk, self._visible = known, 0
         self.pairs: list[Pair] = []
 
-    @property
-    def visible(self) -> int:
-        """Nodes that the chunk may look at: all up to its last."""
-        return int(self.chunk[-1]) + 1
+    def expect(self, chunk: torch.Tensor, visible: int) -> None:
+        """The next forward pass computes the nodes ``chunk``, which look at nodes [0, visible) at most."""
+        self._chunk, self._visible = chunk, visible
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Pair:
         if layer == len(self.pairs):
             self.pairs.append(self._open(layer, keys, values))
         all_keys, all_values = self.pairs[layer]
-        all_keys[0].index_copy_(1, self.chunk, keys[0])
-        all_values[0].index_copy_(1, self.chunk, values[0])
-        return all_keys[:, :, : self.visible], all_values[:, :, : self.visible]
+        all_keys[0].index_copy_(1, self._chunk, keys[0])
+        all_values[0].index_copy_(1, self._chunk, values[0])
+        return all_keys[:, :, : self._visible], all_values[:, :, : self._visible]
 
     def _open(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Pair:
         all_keys = keys.new_zeros(1, keys.shape[1], self._count, keys.shape[3])

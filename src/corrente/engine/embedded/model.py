@@ -66,6 +66,8 @@ def unsupported(config: PretrainedConfig) -> str:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "attention"}
     if kinds:
         return f"layers of type {', '.join(sorted(kinds))} keep a state that is not keys and values"
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return "its local attention counts cache slots, not positions"
     if getattr(config, "num_kv_shared_layers", 0):
         return "some of its layers share keys and values"
     module: Any = AutoModelForCausalLM._model_mapping[type(config)]

@@ -107,8 +107,9 @@ def _passes(
     """Run the nodes ``todo`` through the model; yield (nodes, their logits) for those that are wanted."""
     for start in range(0, len(todo), chunk):
         at_Q = todo[start : start + chunk]
-        nodes.chunk = torch.from_numpy(at_Q).to(device)
-        j = np.arange(nodes.visible)
+        visible = int(at_Q[-1]) + 1
+        nodes.expect(torch.from_numpy(at_Q).to(device), visible)
+        j = np.arange(visible)
         allowed = torch.from_numpy((j <= at_Q[:, None]) & (at_Q[:, None] < tree.end[j])).to(device)
         mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, -torch.inf)
         keep = np.flatnonzero(np.isin(at_Q, wanted))
