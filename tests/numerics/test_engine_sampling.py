@@ -112,6 +112,13 @@ def test_a_peaked_distribution_gives_no_token_of_weight_zero():
     assert not logprobs.any()
 
 
+def test_the_likeliest_token_is_always_kept():
+    logits = random_logits(8)
+    tokens, logprobs = sample(logits, [Sampling(top_p=0.0)] * 8, seeds=list(range(8)))
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    np.testing.assert_allclose(logprobs, 0, atol=1e-6)
+
+
 def test_logits_in_either_memory_order_draw_alike():
     logits = random_logits(8)
     a = sample(logits, [Sampling()] * 8, seeds=list(range(8)))

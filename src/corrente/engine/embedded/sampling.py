@@ -149,6 +149,7 @@ def _truncated(logits: torch.Tensor, rules: Rules, rows: torch.Tensor, uniform: 
         weights = (values - lse_k).exp().masked_fill(~inside_k, 0)
         cumulative = weights.double().cumsum(-1)
         inside = (cumulative - weights) < top_p
+        inside[:, 0] = True
         settled = (top_k <= width) | (cumulative[:, -1:] >= top_p)
         if width == vocabulary or bool(settled.all()):
             break
