@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, seed, settings
+from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from corrente.config import Barrier, Double, Drain, Filter, Limits, NoBuffer, Recompute, RunConfig, Swap, Window
@@ -172,11 +172,12 @@ PROPERTIES = {
 }
 
 
-def explore(name: str, *, examples: int, start: int) -> None:
-    """Try ``examples`` runs; ``start`` decides which."""
+def explore(name: str, *, examples: int, start: int, shrink: bool = False) -> None:
+    """Try ``examples`` runs; ``start`` decides which. Shrinking a failure takes minutes."""
     prop, world = PROPERTIES[name]
     tried = given(config=configs(), world=world, schedule=st.integers(0, 1000))(prop)
-    seed(start)(settings(max_examples=examples)(tried))()
+    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
+    seed(start)(settings(max_examples=examples, phases=phases)(tried))()
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -188,4 +189,4 @@ def test_any_run_ends_and_accounts_for_every_prompt(name: str, block: int) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_many_runs_end_and_account_for_every_prompt(name: str) -> None:
-    explore(name, examples=300, start=1000)
+    explore(name, examples=300, start=1000, shrink=True)

@@ -297,6 +297,9 @@ class VirtualSync:
         """(version, when it was live everywhere), in order."""
 
     async def stage(self, version: int) -> Update:
+        """AssertionError when the version before is not live yet: at most one update may be staged and not flipped."""
+        live = self.published[-1][0] if self.published else version - 1
+        assert version == live + 1, f"version {version} was staged while {live} is live"
         await self._chaos.strike("stage", str(version), SyncError)
         await anyio.sleep(self._stage_s.draw(generator(self._seed, "stage", version)))
         return Update(version=version, slot=1 - self._slot, nbytes=self._nbytes)
