@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
 
 from corrente.types import Batch, Row
 
@@ -31,6 +39,16 @@ CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**COMMON, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**COMMON, head_dim=4, tie_word_embeddings=False),
     "mistral": lambda: MistralConfig(**COMMON, sliding_window=14),
+    "gemma2": lambda: Gemma2Config(**COMMON, head_dim=4, query_pre_attn_scalar=4, final_logit_softcapping=3.0),
+    "mamba": lambda: MambaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        state_size=4,
+        num_hidden_layers=2,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=16,
@@ -50,7 +68,8 @@ def build_model() -> Callable[..., Any]:
 
     def build(name: str = "llama", *, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype, attn_implementation="sdpa")
+        attention = "eager" if name in ("gemma2", "mamba") else "sdpa"
+        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype, attn_implementation=attention)
         for (
             parameter
         ) in model.parameters():  # biases and gains too: at their initial 0 and 1 an error in them would not show
@@ -58,7 +77,7 @@ def build_model() -> Callable[..., Any]:
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-            elif type(module).__name__.endswith("RMSNorm") and dtype == torch.float64:
+            elif hasattr(module, "variance_epsilon") and dtype == torch.float64:
                 module.forward = functools.partial(_rms_norm, module)
         return model.eval()
 

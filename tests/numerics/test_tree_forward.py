@@ -44,11 +44,25 @@ def test_logprobs_equal_plain_rows(name, budget, build_model, build_batch, plain
         torch.testing.assert_close(mine, want, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "folds"), [("llama", True), ("qwen3", True), ("gpt2", True), ("mistral", True)])
-def test_architecture_folds(name, folds, build_model):
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture_with_plain_attention_is_folded(name, build_model):
     policy = Policy(build_model(name))
-    assert policy.folds is folds
+    assert policy.folds
     assert policy.splits
+
+
+@pytest.mark.parametrize(("name", "splits"), [("gemma2", False), ("mamba", True)])
+def test_other_architectures_are_padded(name, splits, build_model, build_batch, plain_logprobs):
+    """Gemma 2 caps attention scores and logits, Mamba is recurrent: padded rows, in single precision, as these compute."""
+    model, batch = build_model(name, dtype=torch.float32), build_batch()
+    policy = Policy(model)
+    assert not policy.folds
+    assert policy.splits is splits
+    (pack,) = _pack(batch)
+    out, inputs = policy.logprobs(pack)
+    assert inputs.tree is None
+    got = torch.cat(_by_row(batch, [pack], [out.logprobs_K]))
+    torch.testing.assert_close(got, torch.cat(plain_logprobs(model, batch.rows)), atol=1e-4, rtol=1e-4)
 
 
 def test_sliding_window_is_padded_only_where_it_bites(build_model, build_batch):

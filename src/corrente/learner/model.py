@@ -83,8 +83,11 @@ class Policy:
         self.dtype: torch.dtype = dtype or next(model.parameters()).dtype
         self._block_tokens = BLOCK_TOKENS["cpu" if self.device.type == "cpu" else "accelerator"]
         self._window = _sliding_window(model.config)
+        before = model.config._attn_implementation
         model.set_attn_implementation(attention.NAME)
         self.folds = self._probe_tree()
+        if not self.folds:
+            model.set_attn_implementation(before)
         self.splits = self._probe_head()
 
     def logprobs(self, pack: Pack) -> tuple[TokenLogprobs, Inputs]:
@@ -120,16 +123,14 @@ class Policy:
         return self.model.base_model(**self._arguments(inputs)).last_hidden_state.flatten(0, 1)
 
     def _arguments(self, inputs: Inputs) -> dict[str, Any]:
-        arguments: dict[str, Any] = {
-            "input_ids": self._tensor(inputs.tokens).long(),
-            "position_ids": self._tensor(inputs.positions),
-            "use_cache": False,
-        }
+        arguments: dict[str, Any] = {"input_ids": self._tensor(inputs.tokens).long(), "use_cache": False}
         if inputs.tree is not None:
+            arguments["position_ids"] = self._tensor(inputs.positions)
             # models leave a mask of four dimensions as it is: this one only keeps them from making their own
             arguments["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.device)
             arguments["tree_blocks"] = attention.blocks(inputs.tree, size=self._block_tokens, device=self.device)
         elif inputs.mask is not None:
+            # rows begin at position 0, as models assume; recurrent ones do not take positions at all
             arguments["attention_mask"] = self._tensor(inputs.mask).long()
         return arguments
 

@@ -35,7 +35,7 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the model is given: tokens (B, N), positions (B, N), and either the tree they come from (then B is 1) or the mask
+    """What the model is given: tokens (B, N), their positions (B, N), and the tree they come from (then B is 1) or the mask
     (B, N) of padded rows; and which of the B * N positions predict: ``select_M``, and for every trained token its index among
     them, ``slot_K``."""
 
