@@ -48,8 +48,8 @@ def test_environment_sizes_thread_pools_and_keeps_a_smaller_wish(asked: str, thr
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("", "glibc.cpu.x86_non_temporal_threshold=524288"),
-        ("glibc.malloc.check=1", "glibc.malloc.check=1:glibc.cpu.x86_non_temporal_threshold=524288"),
+        ("", "glibc.cpu.x86_non_temporal_threshold=131072"),
+        ("glibc.malloc.check=1", "glibc.malloc.check=1:glibc.cpu.x86_non_temporal_threshold=131072"),
         ("glibc.cpu.x86_non_temporal_threshold=0x100000", "glibc.cpu.x86_non_temporal_threshold=0x100000"),
     ],
 )

@@ -19,9 +19,9 @@ import msgspec
 
 BASE_NICE = 1
 YIELDING_NICE = 10
-PAST_THE_CACHE_BYTES = 1 << 19
-"""Copies from this size on bypass the cache: a publish moves weights in pieces of a megabyte or so, and reads none of them
-again. The C library's own threshold is of the order of the whole cache."""
+PAST_THE_CACHE_BYTES = 1 << 17
+"""Copies from this size on bypass the cache: a publish moves weight matrices, some of a fraction of a megabyte, and reads none
+of them again. The C library's own threshold is of the order of the whole cache."""
 _PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold"
 
 
