@@ -90,14 +90,25 @@ class Rows:
 
     def __init__(self, cache: KVCache, slots: torch.Tensor, longest: int) -> None:
         self._cache, self._slots, self._longest = cache, slots, longest
-        self._index = torch.arange(len(slots), device=slots.device)
+        self._places: dict[int, torch.Tensor] = {}
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Pair:
-        held_keys, held_values = self._cache.keys[layer], self._cache.values[layer]
-        held_keys[self._index, :, self._slots] = keys[:, :, 0]
-        held_values[self._index, :, self._slots] = values[:, :, 0]
-        count = len(self._index)
-        return held_keys[:count, :, : self._longest], held_values[:count, :, : self._longest]
+        count = len(self._slots)
+        pair = self._cache.keys[layer], self._cache.values[layer]
+        for held, new in zip(pair, (keys, values), strict=True):
+            _, heads, capacity, size = held.shape
+            held.view(-1, size).index_copy_(
+                0, self._places_of(heads, capacity), new[:, :, 0].reshape(count * heads, size)
+            )
+        return pair[0][:count, :, : self._longest], pair[1][:count, :, : self._longest]
+
+    def _places_of(self, heads: int, capacity: int) -> torch.Tensor:
+        """Where the new tokens go in a cache seen as one list of slots, (R x H,): the same for all layers of equal heads.
+        index_copy_ runs on one thread; a scatter by three indices would wake all of them for a few kilobytes."""
+        if heads not in self._places:
+            rows = torch.arange(len(self._slots) * heads, device=self._slots.device)
+            self._places[heads] = rows * capacity + self._slots.repeat_interleave(heads)
+        return self._places[heads]
 
 
 class Nodes:
