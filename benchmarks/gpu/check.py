@@ -193,7 +193,7 @@ def check(checks: Checks, bench: Bench, model: Path, *, dtype: str, vocabulary: 
 def _gap_after_flip(bench: Bench, request: Request, said: Completion) -> float:
     """Mean gap of the tokens sampled by the newest version to a forward of the whole sequence under it."""
     whole = np.concatenate([request.tokens, said.tokens]).astype(np.int32)
-    scored = bench.engine.score(whole)[len(request.tokens) - 1 :]
+    scored = bench.engine.score(whole).logprobs[len(request.tokens) - 1 :]
     new = said.versions == bench.version
     return float(np.abs(scored[new] - said.logprobs[new]).mean()) if new.any() else 0.0
 

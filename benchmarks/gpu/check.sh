@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The checks for a machine with an accelerator, as one script: what is there, correctness, figures.
+# The checks for a machine with an accelerator, as one script: what is there, correctness, figures, whole runs.
 # Installs nothing: PYTHON names an interpreter that has torch, transformers and corrente's other dependencies.
 #
 #     PYTHON=python3 benchmarks/gpu/check.sh [arguments for check.py]
@@ -13,4 +13,7 @@ if ! "$PYTHON" -c 'import torch, transformers, msgspec, anyio'; then
     echo "$PYTHON lacks one of corrente's dependencies; name one that has them: PYTHON=... $0" >&2
     exit 2
 fi
-timeout 480 "$PYTHON" benchmarks/gpu/check.py "$@"
+timeout 360 "$PYTHON" benchmarks/gpu/check.py "$@"
+checked=$?
+timeout 240 "$PYTHON" benchmarks/gpu/run.py
+exit $((checked || $?))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from corrente import config, schema, types
+from corrente import schema
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -36,8 +37,8 @@ corrente run examples/arithmetic.toml --dry-run --set run.steps=20 --set buffer.
   that it does not have; `buffer.kind` set there also drops a `staleness.max` that it would contradict.
 - An optional key is switched off with `"none"`, for TOML has no null: `delta = "none"`.
 - `sync.kind` follows `runtime.kind` when it is not given.
-- Paths are looked up from the working directory; prompt, reward and model paths that do not exist there are looked up beside
-  the config file.
+- Paths are looked up from the working directory; prompt, reward, model and adapter paths that do not exist there are looked up
+  beside the config file.
 - An unknown key is refused with the nearest valid name, and combinations that cannot work are refused before a model is
   loaded; exit code 2, nothing written.
 """
@@ -56,13 +57,21 @@ def render() -> str:
     for section, classes in schema.sections().items():
         parts.append(f"\n## `{section}`\n")
         if not schema.kinds(section):
-            parts += [_intro(classes[0]), _table(section, classes[0])]
+            parts += [_intro(classes[0]), _table(section, classes[0]), *_nested(section, classes[0])]
             continue
         default = schema.default_kind(section)
         for kind, cls in schema.kinds(section).items():
             mark = " (default)" if kind == default else ""
             parts += [f'\n### `{section}.kind = "{kind}"`{mark}\n', _intro(cls), _table(section, cls)]
     return "".join(parts)
+
+
+def _nested(section: str, cls: type[msgspec.Struct]) -> Iterator[str]:
+    """Of each key that is a list of tables, their kinds."""
+    for key, hint in schema.fields(cls).items():
+        for kind, table in schema.tables(hint).items():
+            yield f'\n### `[[{section}.{key}]]`, `kind = "{kind}"`\n'
+            yield from (_intro(table), _table("", table))
 
 
 def _intro(cls: type[msgspec.Struct]) -> str:
@@ -76,18 +85,27 @@ def _table(section: str, cls: type[msgspec.Struct]) -> str:
     rows = ["\n| key | default | allowed | |", "|---|---|---|---|"]
     texts = _docstrings(cls)
     for field in msgspec.structs.fields(cls):
-        default = "required" if field.required else f"`{schema.show(field.default)}`"
+        made = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
+        default = "required" if field.required else f"`{schema.show(made)}`"
         allowed = schema.allowed(schema.fields(cls)[field.name])
-        rows.append(f"| `{section}.{field.name}` | {default} | {allowed} | {texts.get(field.name, '')} |")
+        rows.append(
+            f"| `{f'{section}.' if section else ''}{field.name}` | {default} | {allowed} | {texts.get(field.name, '')} |"
+        )
     return "\n".join(rows) + "\n"
 
 
 def _docstrings(cls: type[msgspec.Struct]) -> dict[str, str]:
-    """Field -> the text below it in the source."""
-    module = types if cls.__module__ == types.__name__ else config
-    (node,) = [
-        n for n in ast.parse(inspect.getsource(module)).body if isinstance(n, ast.ClassDef) and n.name == cls.__name__
-    ]
+    """Field -> the text below it in the source, of the class and those it inherits from."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("corrente."):
+            texts |= _own_docstrings(base)
+    return texts
+
+
+def _own_docstrings(cls: type) -> dict[str, str]:
+    module = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
+    (node,) = [n for n in module.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
     texts: dict[str, str] = {}
     for field, below in zip(node.body, node.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):

@@ -10,53 +10,88 @@ from corrente.observe.base import Sink
 
 class FailureBudget:
     """Per boundary (the engine, the environment, a reward function), the last ``window`` attempts; more than ``fraction`` of
-    them failed, and at least ``window`` were made or all of the first ``window // 4`` failed: FailureBudgetError."""
+    them failed, and at least ``window`` were made or all of the first ``window // 4`` failed: FailureBudgetError. ``sink`` is
+    told of the first failure at each; None: nobody is.
 
-    def __init__(self, *, fraction: float, window: int) -> None:
+    An attempt is recorded when it ends, and one that is refused ends at once, before those that go well: as many failures as
+    there are places can come in a row although few attempts fail. So the window is at least twice ``in_flight``, the episodes
+    that may be under way at once.
+    """
+
+    def __init__(self, *, fraction: float, window: int, in_flight: int = 0, sink: Sink | None = None) -> None:
         self._fraction = fraction
-        self._window = window
+        self._window = max(window, 2 * in_flight)
+        self._sink, self._told = sink, set[str]()
         self._recent: dict[str, deque[bool]] = {}
 
     def attempt(self, boundary: str, error: str = "") -> None:
         """Record one attempt; ``error`` is empty when it went well."""
         recent = self._recent.setdefault(boundary, deque(maxlen=self._window))
         recent.append(bool(error))
+        if error:
+            self.tell(boundary, f"an episode failed at {boundary}, the first to do so: {error}")
         failed = sum(recent)
         full = len(recent) == self._window
         hopeless = failed == len(recent) >= max(2, self._window // 4) and self._fraction < 1
         if error and ((full and failed > self._fraction * len(recent)) or hopeless):
             raise FailureBudgetError(
                 f"{failed} of the last {len(recent)} attempts failed at {boundary}; the last: {error} "
-                f"(allowed: limits.failure_fraction = {self._fraction} of limits.failure_window = {self._window})"
+                f"(allowed: limits.failure_fraction = {self._fraction} of {self._window}: limits.failure_window, or twice what "
+                "may be under way)"
             )
+
+    def tell(self, subject: str, text: str) -> None:
+        """Tell the sink, the first time something is to be said of ``subject``."""
+        if self._sink is not None and subject not in self._told:
+            self._told.add(subject)
+            self._sink.event("warning", text.splitlines()[0][:400])
 
 
 class Untrainable:
     """Groups in a row that teach nothing: NothingToLearnError after ``patience`` steps' worth; a warning the first time it is one
     step's worth, and whenever it is half of the patience."""
 
-    def __init__(self, *, per_step: int, patience: int, sink: Sink) -> None:
+    def __init__(self, *, per_step: int, patience: int, sink: Sink, in_a_row: int = 0) -> None:
+        """``in_a_row``: those that an earlier part of the run ended with."""
         self._per_step = per_step
         self._patience = patience
         self._sink = sink
-        self._in_a_row = 0
+        self.in_a_row = in_a_row
         self._warned = False
 
-    def reset(self) -> None:
-        """A group that teaches something came by."""
-        self._in_a_row = 0
-
     def count(self, groups: int, reason: str) -> None:
-        before, self._in_a_row = self._in_a_row, self._in_a_row + groups
-        said = f"{self._in_a_row} groups in a row teach nothing ({reason})"
+        """``groups`` came by that teach nothing, and why; with no reason they do teach something."""
+        if not reason:
+            self.in_a_row = 0
+            return
+        before, self.in_a_row = self.in_a_row, self.in_a_row + groups
+        said = f"{self.in_a_row} groups in a row teach nothing ({reason})"
         half = max(self._per_step, self._patience * self._per_step // 2)
-        if before < self._per_step <= self._in_a_row and not self._warned:
+        if before < self._per_step <= self.in_a_row and not self._warned:
             self._warned = True
             self._sink.event("warning", f"{said}: a step's worth")
-        elif before < half <= self._in_a_row:
+        elif before < half <= self.in_a_row:
             self._sink.event("warning", f"{said}: half of what filter.patience allows")
-        if self._in_a_row >= self._patience * self._per_step:
+        if self.in_a_row >= self._patience * self._per_step:
             raise NothingToLearnError(
-                f"{said}: the task is solved, impossible, or its reward is constant "
+                f"{said}: the task is solved, impossible, its reward is constant, or too few episodes of a prompt get through "
                 f"(allowed: filter.patience = {self._patience} batches of {self._per_step})"
             )
+
+    @property
+    def carried(self) -> int:
+        """What a resumed run counts on from: the groups in a row, or none where they have ended the run already."""
+        return self.in_a_row if self.in_a_row < self._patience * self._per_step else 0
+
+
+class Fruitless:
+    """Both places where groups turn out to teach nothing: ``filtered`` before the buffer, ``empty`` in a step without a row."""
+
+    def __init__(self, *, per_step: int, patience: int, sink: Sink, before: tuple[int, int] = (0, 0)) -> None:
+        self.filtered, self.empty = (
+            Untrainable(per_step=per_step, patience=patience, sink=sink, in_a_row=count) for count in before
+        )
+
+    def state(self) -> tuple[int, int]:
+        """What a resumed run counts on from."""
+        return self.filtered.carried, self.empty.carried

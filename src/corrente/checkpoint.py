@@ -40,8 +40,8 @@ class CheckpointFolder:
             return final
         aside = self._folder / f".{final.name}.writing"
         try:
-            shutil.rmtree(aside, ignore_errors=True)
-            shutil.rmtree(final, ignore_errors=True)
+            for torn in (*self._folder.glob(".step-*"), final):
+                shutil.rmtree(torn, ignore_errors=True)
             (aside / LEARNER).mkdir(parents=True)
             await learner.save(aside / LEARNER)
             _write_flushed(aside / CONTROL, codec.encode(snapshot))
@@ -56,8 +56,18 @@ class CheckpointFolder:
                 f"checkpoint {final} could not be written: {error}; earlier ones are intact"
             ) from error
         for old in complete(self._folder)[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
         return final
+
+
+def _remove(old: Path) -> None:
+    """At once as far as readers can tell: one that was removed in part would look complete."""
+    aside = old.with_name(f".{old.name}.removing")
+    try:
+        old.rename(aside)
+    except OSError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def complete(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The command line: run, fetch, doctor. Turns arguments into calls, and errors into one line and an exit code.
+"""The command line: run, eval, push, engine, fetch, doctor. Turns arguments into calls, errors into one line and an exit code.
 
     0    the run took all its steps, ran out of data, or was stopped cleanly by Ctrl-C (a checkpoint was written)
     1    the run could not go on, or a download failed; the message says why
@@ -22,6 +22,7 @@ from corrente import __version__
 
 if TYPE_CHECKING:
     from corrente.config import RunConfig
+    from corrente.evalcommand import Subject
 
 PIPELINE, CONFIG, INTERRUPTED = 1, 2, 130
 
@@ -72,6 +73,32 @@ def run(
         _train(resolved, resume=resume)
 
 
+@app.command("eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run; or a TOML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set one key, such as eval.samples=8. May be repeated."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="STEP", help="A checkpoint of the run, such as step-000050; else the newest.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Evaluate this model, or peft adapter, with the settings of RUN.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Append the result to this file; RUN/eval.jsonl for a run.")] = None,
+) -> None:
+    """Play held-out prompts with the weights of a checkpoint, a model or a config; train nothing. Prints a table."""
+    with _exits():
+        from corrente import evalcommand, loading
+
+        subject = evalcommand.subject(
+            target, overrides=overrides or (), checkpoint_name=checkpoint, model=model, out=out
+        )
+        loading.check(subject.config)
+        _evaluate(subject)
+
+
 @app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="A model by name, such as smollm2-135m-instruct.")],
@@ -82,6 +109,47 @@ def fetch(
 
         home = models.fetch(name, tell=lambda what: typer.echo(f"{name}: {what}", err=True))
         typer.echo(str(home))
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    repo: Annotated[str, typer.Option(metavar="OWNER/NAME", help="Where to on the Hugging Face hub.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Write what would be uploaded there, and upload nothing.")] = None,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="STEP", help="A checkpoint of the run, such as step-000050; else the newest.")
+    ] = "",
+    private: Annotated[bool | None, typer.Option(help="Of a repository that is made.")] = None,
+) -> None:
+    """Upload a run's model with a card that says how it was trained; the key is that of `hf auth login`, or $HF_TOKEN."""
+    with _exits():
+        from corrente import hub
+        from corrente.errors import ConfigError
+
+        if bool(repo) == (out is not None):
+            raise ConfigError("give one of --repo OWNER/NAME and --out DIRECTORY")
+        if out is not None:
+            hub.stage(folder, out, checkpoint_name=checkpoint, repo=repo)
+            typer.echo(str(out))
+        else:
+            typer.echo(hub.push(folder, repo, checkpoint_name=checkpoint, private=private))
+
+
+@app.command()
+def engine(
+    join: Annotated[
+        Path, typer.Option(metavar="RUN_FOLDER", help="The folder of a run that goes on with pool.join = true.")
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="Where this engine has the model; the run's own place when left out.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Threads to decode with; 0: as many as cores.")] = 0,
+) -> None:
+    """Serve a run of this host as one more engine, until it ends; Ctrl-C leaves it, and what is under way goes on elsewhere."""
+    with _exits():
+        from corrente.runtime import joiner
+
+        joiner.join(join, model=model, threads=threads)
 
 
 @app.command()
@@ -119,6 +187,10 @@ def _fail(error: BaseException, text: str, code: int) -> NoReturn:
     raise typer.Exit(code) from None
 
 
+def _steps(count: int) -> str:
+    return "step" if count == 1 else f"{count} steps"
+
+
 def _notes(config: RunConfig) -> list[str]:
     """What follows from a config, as comments for --dry-run."""
     from corrente import models
@@ -129,42 +201,80 @@ def _notes(config: RunConfig) -> list[str]:
     model = models.cached(config.model.path) or config.model.path
     fetched = "" if Path(model).is_dir() else f" (not fetched yet: corrente fetch {config.model.path})"
     return [
-        f"{samples} samples a step, {samples * config.run.steps} in all; a new version every {config.sync.every} steps",
+        f"{samples} samples a step, {samples * config.run.steps} in all; a new version every {_steps(config.sync.every)}",
         f"slots = {slots or 'unlimited'}, window = {gate.window(config) or 'none'} (groups)",
         f"age of a trained token: {'no bound' if age is None else f'at most {age}'} (versions)",
         f"model: {model}{fetched}",
     ]
 
 
+def _evaluate(subject: Subject) -> None:
+    """Evaluate, say what came of it, and keep it. What an evaluation lost is said; one that lost all has failed."""
+    import anyio
+
+    from corrente import evalcommand, models
+    from corrente.errors import PipelineError
+    from corrente.evaluating import evaluate
+    from corrente.observe.eval_table import aligned, eval_table
+
+    models.resolve(subject.config.model.path)
+    with evalcommand.apart(subject):
+        typer.echo(f"{subject.label}: starting the engine", err=True)
+        evaluation = anyio.run(lambda: evaluate(subject.config, step=subject.step, version=subject.version))
+    evalcommand.keep(subject, evaluation)
+    judged, lost = evaluation.metrics["eval/episodes"], evaluation.metrics["eval/lost"]
+    if not judged:
+        raise PipelineError(f"all {lost:.0f} completions were lost; the first: {evaluation.error}")
+    for line in aligned(eval_table(evaluation.metrics)):
+        typer.echo(line)
+    typer.echo(f"{judged:.0f} completions by {subject.label} (step {subject.step}, version {subject.version})")
+    if lost:
+        typer.echo(f"{lost:.0f} completions were lost; the first: {evaluation.error}")
+    if subject.record is not None:
+        typer.echo(f"added to {subject.record}")
+
+
 def _train(config: RunConfig, *, resume: bool) -> None:
-    """Open the run folder, run, and say what came of it."""
+    """Open the run folder, and run in it."""
+    from corrente import models, runfolder
+
+    models.resolve(config.model.path)
+    if resume:
+        folder = runfolder.reopen(config)
+    else:
+        config, folder = runfolder.create(config)
+    with runfolder.held(folder):
+        _train_in(folder, config, resume=resume)
+
+
+def _train_in(folder: Path, config: RunConfig, *, resume: bool) -> None:
+    """Run, and say what came of it."""
     import anyio
     from rich.console import Console
 
-    from corrente import models, runfolder
+    from corrente import runfolder
     from corrente.observe.console import ConsoleSink
+    from corrente.observe.fanout import Fanout
     from corrente.observe.jsonl import JsonlSink, read_metrics
     from corrente.observe.summary import Summary
+    from corrente.observe.trackers import open_trackers
 
-    models.resolve(config.model.path)
     summary = Summary()
     if resume:
-        folder = runfolder.reopen(config)
         runfolder.keep(folder, config)
         summary.replay(read_metrics(folder))
-    else:
-        config, folder = runfolder.create(config)
     screen = Console(file=sys.stdout)
     screen.print(f"{folder}: starting engine and learner", highlight=False, markup=False, soft_wrap=True)
     console = ConsoleSink(screen, steps=config.run.steps, done=summary.step, title=str(folder))
-    sinks = [console, JsonlSink(folder, timeline=config.observe.timeline), summary]
+    record = JsonlSink(folder, timeline=config.observe.timeline)
+    sinks = [console, record, summary, *open_trackers(config, folder, done=summary.step)]
     from corrente import assemble
 
     again = f"corrente run {folder / runfolder.CONFIG} --resume"
     try:
         outcome = anyio.run(lambda: assemble.main(config, sinks=sinks, resume=resume))
     except BaseException as error:
-        console.close()
+        Fanout(sinks).close()
         if any((folder / "checkpoints").glob("step-*")):
             error.add_note(f"to go on from the newest checkpoint: {again}")
         raise

@@ -7,33 +7,35 @@ cannot work, all before a model is loaded.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from corrente.playing import Environments, SingleTurn, Tools
+from corrente.scoring import ScorerConfig
+from corrente.sections import Fraction, Kind, Natural, NonNegative, Positive, PositiveFloat, Seconds, Section
+from corrente.sources import (
+    Arithmetic,
+    ArithmeticSource,
+    Dataset,
+    GivenRows,
+    Jsonl,
+    JsonlSource,
+    Mixture,
+    Parquet,
+    ParquetSource,
+    ReasoningGym,
+    Seeds,
+)
+from corrente.teaching import Algo, Distill, Staleness
+from corrente.transports import Collective, CudaIpc, Disk, Http, Inproc, Shm, VllmNccl
 from corrente.types import Sampling
-
-Positive = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
-
-
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
-    pass
-
-
-class _Kind(_Section, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
-    pass
-
 
 # ---- what is run ------------------------------------------------------------------------------------------------------------
 
 
-class Run(_Section, frozen=True, kw_only=True):
+class Run(Section, frozen=True, kw_only=True):
     name: str = "run"
     """Names the run folder; where it is taken, "-2", "-3", ... is added."""
     dir: str = "runs"
@@ -48,59 +50,51 @@ class Run(_Section, frozen=True, kw_only=True):
     """G: completions per prompt. A single completion has no baseline to be compared with."""
 
 
-class Model(_Section, frozen=True, kw_only=True):
+class Model(Section, frozen=True, kw_only=True):
     path: str = "smollm2-135m-instruct"
     """A directory with a Hugging Face causal LM, or a name `corrente fetch` knows."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Of learner and embedded engines. auto: a GPU where torch finds one. cuda: refused where it finds none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on an accelerator that has it, float32 elsewhere."""
+    """auto: bfloat16 on a GPU that has it, float32 elsewhere."""
+    keep_routing: bool | None = None
+    """Of a mixture of experts: record which experts each token was sent to, and have the learner send it there too. None: where
+    the engine can say; true: refused where it cannot."""
 
 
-class Arithmetic(_Kind, frozen=True, kw_only=True, tag="arithmetic"):
-    """Sums of two numbers behind worked examples, drawn without end; a part of all pairs is held out for evaluation."""
+class Chat(Section, frozen=True, kw_only=True):
+    """How conversations become what the model reads; prompts that are plain text are read as they are."""
 
-    digits: Annotated[int, Meta(ge=1, le=6)] = 1
-    """Of both numbers."""
-    shots: Natural = 2
-    """Worked examples before each sum."""
-    held_out: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    """Part of all pairs that is never trained on, in either order."""
-
-
-class Jsonl(_Kind, frozen=True, kw_only=True, tag="jsonl"):
-    """One JSON object a line; ``column`` is the prompt text, the other columns reach the reward functions."""
-
-    path: str
-    """A JSON Lines file."""
-    column: str = "prompt"
-    """The column that holds the prompt; every row needs it, as text."""
-    eval_path: str = ""
-    """Rows for evaluation; empty: no evaluation."""
-    epochs: Natural = 1
-    """0: repeat for ever."""
-    shuffle: bool = True
-    """Another order each epoch, from run.seed; false: the order of the file."""
+    template: str = ""
+    """A Jinja template, or a file with one; empty: the one that comes with the model's tokenizer."""
+    template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """What the template is told beside messages and tools, such as enable_thinking = false."""
+    system: str = ""
+    """System message of conversations that bring none; empty: what the template does then."""
 
 
-class Reward(_Section, frozen=True, kw_only=True):
+class Reward(Section, frozen=True, kw_only=True):
     functions: tuple[str, ...] = ("exact_line",)
-    """Built-in names, "package.module:function", or "path/to/file.py:function"."""
+    """Built-in names, "package.module:function", or "path/to/file.py:function". Empty by default where there are scorers."""
     weights: tuple[float, ...] = ()
     """One per function; empty: all 1."""
     deadline_s: Seconds = 30.0
     """Of one call of one function; past it the group counts as failed."""
+    scorers: tuple[ScorerConfig, ...] = ()
+    """More of what a reward is made of, each with terms of its own: a [[reward.scorers]] table with a kind."""
 
 
 # ---- the seven axes -----------------------------------------------------------------------------------------------------------
 
 
-class Inline(_Kind, frozen=True, kw_only=True, tag="inline"):
+class Inline(Kind, frozen=True, kw_only=True, tag="inline"):
     """Everything in this process: the synchronous baseline, and where to set a breakpoint."""
 
     threads: Natural = 0
     """torch threads; 0: as many as cores."""
 
 
-class Procs(_Kind, frozen=True, kw_only=True, tag="procs"):
+class Procs(Kind, frozen=True, kw_only=True, tag="procs"):
     """A controller in this process, engine and learner in children of it."""
 
     placement: Literal["shared", "pinned", "priority"] = "priority"
@@ -109,89 +103,95 @@ class Procs(_Kind, frozen=True, kw_only=True, tag="procs"):
     """Time the workers get to load their models."""
 
 
-class NoBuffer(_Kind, frozen=True, kw_only=True, tag="none"):
+class NoBuffer(Kind, frozen=True, kw_only=True, tag="none"):
     """Strictly alternating: generate a batch, train on it, publish."""
 
 
-class Double(_Kind, frozen=True, kw_only=True, tag="double"):
+class Double(Kind, frozen=True, kw_only=True, tag="double"):
     """One version ahead: the next batch is generated while this one is trained on."""
 
 
-class Window(_Kind, frozen=True, kw_only=True, tag="window"):
+class Window(Kind, frozen=True, kw_only=True, tag="window"):
     """Bounded; admission order with a look-ahead window anchored at the oldest group."""
 
     window: Natural = 0
     """W groups; 1: strict FIFO; 0: max(1, floor(0.3 B)) of the B slots."""
 
 
-class Stream(_Kind, frozen=True, kw_only=True, tag="stream"):
+class Stream(Kind, frozen=True, kw_only=True, tag="stream"):
     """Unbounded, in order of completion; only version control (staleness.reject or staleness.mask) bounds age."""
 
     inflight: Natural = 0
     """Groups generated at once; 0: twice prompts_per_step."""
 
 
-class Inproc(_Kind, frozen=True, kw_only=True, tag="inproc"):
-    """Two weight buffers in this process."""
-
-    every: Positive = 1
-    """Optimizer steps per published version."""
-    retries: Natural = 3
-    """Attempts after a failed publish before the run ends."""
-
-
-class Shm(_Kind, frozen=True, kw_only=True, tag="shm"):
-    """Two weight buffers in memory shared by learner and engine: a flip copies nothing."""
-
-    every: Positive = 1
-    """Optimizer steps per published version."""
-    retries: Natural = 3
-    """Attempts after a failed publish before the run ends."""
-
-
-class Staleness(_Section, frozen=True, kw_only=True):
-    """Gate, reject, mask and correct; any combination."""
-
-    max: Natural = 1
-    """S: versions the generator may run ahead. Fixed by buffer.kind none (0) and double (1), unused by stream."""
-    reject: Natural | None = None
-    """Drop a group whose oldest trained token is older than this many versions when it would be trained on."""
-    mask: Natural | None = None
-    """Withhold from the loss tokens older than this many versions; the reward stays in the baseline."""
-    correct: Literal["none", "tis", "mis"] = "none"
-    """Importance weight of sampled tokens in the loss: none beyond the objective's own ratio, truncated, or masked."""
-    correct_cap: PositiveFloat = 2.0
-    """Where tis truncates the weight, and above which mis leaves a token out."""
-
-
-class Swap(_Kind, frozen=True, kw_only=True, tag="swap"):
+class Swap(Kind, frozen=True, kw_only=True, tag="swap"):
     """Live sequences go on under the new weights and keep their key/value cache."""
 
 
-class Recompute(_Kind, frozen=True, kw_only=True, tag="recompute"):
+class Recompute(Kind, frozen=True, kw_only=True, tag="recompute"):
     """Live sequences go on; their key/value cache is rebuilt under the new weights."""
 
 
-class Drain(_Kind, frozen=True, kw_only=True, tag="drain"):
+class Drain(Kind, frozen=True, kw_only=True, tag="drain"):
     """Live requests finish first, new ones wait, then weights change: no sequence mixes versions."""
 
 
-class Barrier(_Kind, frozen=True, kw_only=True, tag="barrier"):
+class Barrier(Kind, frozen=True, kw_only=True, tag="barrier"):
     """Every admitted group finishes first: no group mixes versions."""
 
 
-class Full(_Kind, frozen=True, kw_only=True, tag="full"):
+class Resume(Kind, frozen=True, kw_only=True, tag="resume"):
+    """Live requests are aborted and sent again from where they were: the cache is rebuilt by an ordinary prefill."""
+
+
+class Cancel(Kind, frozen=True, kw_only=True, tag="cancel"):
+    """Groups still generating that are too old are given up as wholes, and others admitted; the rest goes on as with swap."""
+
+    max_age: Natural = 1
+    """Versions since its admission that a group may see land while it generates."""
+
+
+class Snapshot(Kind, frozen=True, kw_only=True, tag="snapshot"):
+    """Live requests finish under the weights they began with, new ones use the new: no sequence mixes versions and none waits.
+    The next version is staged once nobody uses the oldest."""
+
+
+class Full(Kind, frozen=True, kw_only=True, tag="full"):
     """All parameters are trained and shipped."""
 
 
-class Single(_Kind, frozen=True, kw_only=True, tag="single"):
+class _Lora(Kind, frozen=True, kw_only=True):
+    rank: Positive = 16
+    """Of the two factors."""
+    alpha: PositiveFloat = 32.0
+    """The product of the factors is scaled by alpha / rank."""
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Of an adapter's input, in training; above 0 the policy that is trained is not quite the one that sampled."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Names, or ends of names, of the layers that get an adapter; "all-linear": every linear layer but the output."""
+    target_parameters: tuple[str, ...] = ()
+    """Names, or ends of names, of parameters that are no layer's weight, like the fused experts of a mixture."""
+    init: str = ""
+    """A peft directory to start from; empty: a new adapter, which changes nothing until it is trained."""
+
+
+class Lora(_Lora, frozen=True, kw_only=True, tag="lora"):
+    """Low-rank adapters are trained (Hu et al. 2021, arXiv:2106.09685), and only they are shipped; engines add them unmerged."""
+
+
+class LoraMerged(_Lora, frozen=True, kw_only=True, tag="lora_merged"):
+    """Low-rank adapters are trained and merged into the weights that are shipped: for engines that know no adapters."""
+
+
+class Single(Kind, frozen=True, kw_only=True, tag="single"):
     """One device."""
 
 
 # ---- stages -------------------------------------------------------------------------------------------------------------------
 
 
-class Embedded(_Kind, frozen=True, kw_only=True, tag="embedded"):
+class Embedded(Kind, frozen=True, kw_only=True, tag="embedded"):
     """Any Hugging Face causal LM in this process or a child, continuous batching, in-flight weight updates."""
 
     max_sequences: Positive = 64
@@ -202,26 +202,45 @@ class Embedded(_Kind, frozen=True, kw_only=True, tag="embedded"):
     """lean: fused forward for the Llama family; hf: the unmodified model; auto: lean where it applies."""
 
 
-class Algo(_Section, frozen=True, kw_only=True):
-    advantage: Literal["grpo", "rloo"] = "grpo"
-    """Baseline of a reward: the mean of its group, or of the others of its group (leave one out)."""
-    scale_rewards: Literal["group", "none"] = "group"
-    """Divide a group's advantages by the standard deviation of its rewards (GRPO), or do not (Dr. GRPO)."""
-    loss: Literal["grpo", "dr_grpo", "dapo"] = "dapo"
-    """The clip objective's aggregation: mean of sequence means, fixed length, or mean over the step's tokens."""
-    epsilon: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    """Clip of the ratio below, 1 - epsilon."""
-    epsilon_high: PositiveFloat | None = 0.28
-    """Clip of the ratio above, 1 + epsilon_high. None: same as epsilon."""
-    delta: Annotated[float, Meta(gt=1)] | None = 4.0
-    """Dual clip: upper bound of the ratio where the advantage is negative. None: off."""
-    beta: NonNegative = 0.0
-    """Weight of the KL (k3) to the frozen initial model. 0: the reference is not loaded."""
-    mask_truncated: bool = False
-    """Withhold completions cut off by the budget from the loss; their reward stays in the baseline."""
+class Vllm(Kind, frozen=True, kw_only=True, tag="vllm"):
+    """A vLLM server: launched with the interpreter of an environment that has vllm, or attached to where one runs."""
+
+    python: str = ""
+    """Interpreter that has vllm; empty: the one `corrente doctor` finds, if no urls are given."""
+    urls: tuple[str, ...] = ()
+    """Servers that run already; each becomes a replica. Empty: launch pool.replicas of them."""
+    token: str = ""
+    """Bearer token; empty: what the environment variable CORRENTE_VLLM_TOKEN says, else none (a launched server gets one)."""
+    verify: bool | str = True
+    """TLS certificates: true, false, or the path of a bundle to check them against."""
+    max_sequences: Positive = 64
+    """Sequences decoded at once, of a launched server."""
+    max_context: Natural = 0
+    """Tokens of prompt and completion together; 0: what the model allows, at most 4096."""
+    args: tuple[str, ...] = ()
+    """More arguments of `vllm serve`, for a launched server."""
+    retries: Natural = 5
+    """Attempts after a lost connection or a 5xx, until request_deadline_s; a 4xx fails at once."""
+    request_deadline_s: Seconds = 600.0
+    """Of one request, its retries included."""
+    start_deadline_s: Seconds = 600.0
+    """Time a server gets until it answers, launched or attached to."""
+    prefix_cache: Literal["salt", "reset"] = "salt"
+    """What keeps keys of old weights from new requests: a salt per version, or a reset at every flip, of live requests' too."""
 
 
-class Learner(_Section, frozen=True, kw_only=True):
+class Pool(Section, frozen=True, kw_only=True):
+    """Replicas of the engine behind one."""
+
+    replicas: Positive = 1
+    """Engines at the start; each is a process of its own."""
+    restarts: Natural = 3
+    """Times in a run that a replica which died is replaced; past it the others go on, and the run ends with the last."""
+    join: bool = False
+    """Let `corrente engine --join` add engines of this host to a run."""
+
+
+class Learner(Section, frozen=True, kw_only=True):
     lr: PositiveFloat = 1e-5
     """Learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -240,78 +259,131 @@ class Learner(_Section, frozen=True, kw_only=True):
     """Distinct tokens of one forward pass; does not change the gradient."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    router_aux_loss_coef: NonNegative = 0.0
+    """Of a mixture of experts: weight of the load-balancing loss. 0: off."""
 
 
-class Filter(_Section, frozen=True, kw_only=True):
+class Filter(Section, frozen=True, kw_only=True):
     zero_variance: Literal["replace", "skip", "keep"] = "replace"
     """Groups whose rewards are all equal. replace: counted as filtered, another is admitted. skip: part of the step,
     with no forward pass, for their gradient is zero. keep: trained like any other."""
     tolerance: NonNegative = 1e-6
     """Rewards that differ by no more than this are equal."""
+    pass_reward: float = 1.0
+    """An episode passes with at least this reward; see pass_rate_min and pass_rate_max."""
+    pass_rate_min: Fraction = 0.0
+    """Filter groups of which a smaller part passes: too hard."""
+    pass_rate_max: Fraction = 1.0
+    """Filter groups of which a larger part passes: too easy."""
+    truncated_max: Fraction = 1.0
+    """Filter groups of which a larger part was cut off by the budget."""
+    repetition_max: Fraction = 1.0
+    """Filter groups in which, on average, a larger part of a completion's 4-grams of tokens was there before."""
     patience: Positive = 20
     """End the run after this many batches' worth of filtered groups in a row."""
 
 
-class Limits(_Section, frozen=True, kw_only=True):
+class Limits(Section, frozen=True, kw_only=True):
     episode_s: Seconds = 600.0
-    """Deadline of one episode's generation."""
+    """Deadline of one episode's generation. Waiting for its turn at the engine does not count."""
     watchdog_s: Seconds = 900.0
-    """End the run when nothing moved for this long."""
+    """End the run when nothing moved for this long. A learner in the middle of a step and an engine that writes tokens move."""
     failure_fraction: Fraction = 0.5
     """End the run when more than this part of the last failure_window attempts at one boundary failed."""
     failure_window: Positive = 64
-    """Attempts, per boundary, that limits.failure_fraction looks at."""
+    """Attempts, per boundary, that limits.failure_fraction looks at; at least twice the episodes that may be under way."""
     stop_s: Seconds = 10.0
     """Time the workers get to stop before they are killed."""
 
 
-class Eval(_Section, frozen=True, kw_only=True):
+class Eval(Section, frozen=True, kw_only=True):
     every: Natural = 10
     """Versions between evaluations on held-out prompts; 0: never."""
+    at_start: bool = True
+    """Evaluate the weights a run begins with, before they were trained."""
     prompts: Positive = 64
     """Held-out prompts, at most."""
+    sources: tuple[ArithmeticSource | JsonlSource | ParquetSource, ...] = ()
+    """[[eval.sources]] tables: evaluate on these, in equal parts, not on what [prompts] holds out. Of a file: eval_path, or else
+    path."""
     samples: Positive = 1
     """Completions of each."""
-    temperature: NonNegative = 0.0
-    """Of evaluation alone; 0: greedy."""
+    pass_at: tuple[Positive, ...] = (1,)
+    """Report pass@k for each of these k, none above eval.samples: how likely one of k completions of a prompt passes."""
+    pass_reward: float = 1.0
+    """A completion passes with at least this reward."""
+    temperature: NonNegative | None = None
+    """Of evaluation alone; 0: greedy. None: greedy with one sample, sampling.temperature with several."""
+    top_k: Natural = 0
+    """Of evaluation alone; 0: off."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Of evaluation alone."""
+    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Of evaluation alone."""
+    max_tokens: Natural = 0
+    """Of one completion in evaluation; 0: sampling.max_tokens."""
+    at_once: Natural = 0
+    """Completions generated at once beside training; 0: as many as a step has. After the last step: all."""
     deadline_s: Seconds = 600.0
     """Of one evaluation; what is not done by then is counted as lost."""
 
 
-class Checkpoint(_Section, frozen=True, kw_only=True):
+class Checkpoint(Section, frozen=True, kw_only=True):
     every: Natural = 50
     """Steps; a multiple of sync.every. 0: only when stopped or at the end."""
     keep: Positive = 2
     """Complete checkpoints that are kept."""
 
 
-class Observe(_Section, frozen=True, kw_only=True):
+class Observe(Section, frozen=True, kw_only=True):
     samples: Natural = 4
     """Episodes a step written to samples.jsonl."""
     timeline: bool = True
     """Write timeline.jsonl."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where numbers and samples go besides the run folder; one that fails costs a warning."""
+    project: str = "corrente"
+    """Project of wandb and trackio."""
+    run_name: str = ""
+    """Name of the run there; empty: that of the run folder."""
 
 
-class RunConfig(_Section, frozen=True, kw_only=True):
+class Alarm(Section, frozen=True, kw_only=True):
+    """Bands that what a step reports of its samples should stay in; a warning, once, where it does not."""
+
+    ess_min: Fraction = 0.5
+    """Least effective sample size of a step (ratio/ess), as a part of its tokens. 0: no alarm."""
+    mismatch_max: NonNegative = 0.1
+    """Largest mean gap, in nats, between engine and learner about tokens of the same weights. 0: no alarm."""
+    action: Literal["warn", "stop"] = "warn"
+    """stop: end the run at the next version, with a checkpoint and an error."""
+
+
+class RunConfig(Section, frozen=True, kw_only=True):
     """The whole of a run."""
 
     run: Run = Run()
     model: Model = Model()
-    prompts: Arithmetic | Jsonl = Arithmetic()
+    prompts: Arithmetic | Jsonl | Parquet | Dataset | GivenRows | Seeds | ReasoningGym | Mixture = Arithmetic()
+    chat: Chat = Chat()
+    env: SingleTurn | Tools | Environments = SingleTurn()
     reward: Reward = Reward()
     sampling: Sampling = Sampling()
     runtime: Inline | Procs = Procs()
     buffer: NoBuffer | Double | Window | Stream = Window()
-    sync: Inproc | Shm = Shm()
+    sync: Inproc | Shm | Disk | Http | Collective | VllmNccl | CudaIpc = Shm()
     staleness: Staleness = Staleness()
-    inflight: Swap | Recompute | Drain | Barrier = Swap()
-    adapters: Full = Full()
+    inflight: Swap | Recompute | Resume | Drain | Barrier | Cancel | Snapshot = Swap()
+    adapters: Full | Lora | LoraMerged = Full()
     backend: Single = Single()
-    engine: Embedded = Embedded()
+    engine: Embedded | Vllm = Embedded()
+    pool: Pool = Pool()
     algo: Algo = Algo()
+    distill: Distill = Distill()
     learner: Learner = Learner()
     filter: Filter = Filter()
     limits: Limits = Limits()
     eval: Eval = Eval()
     checkpoint: Checkpoint = Checkpoint()
     observe: Observe = Observe()
+    alarm: Alarm = Alarm()

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 
 from corrente import models
+from corrente.engine.vllm import environment
+from corrente.errors import ConfigError
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 EXTRAS = {
     "gguf": (("gguf", "accelerate"), "convert the models that `corrente fetch` gets"),
+    "lora": (("peft",), "train adapters: adapters.kind lora and lora_merged"),
     "sim": (("trio",), "simulate runs under a virtual clock"),
     "test": (("pytest", "hypothesis", "trio"), "run corrente's own tests"),
 }
@@ -39,6 +42,7 @@ def examine() -> Iterator[Finding]:
     yield from _devices()
     yield from _models()
     yield from _extras()
+    yield _vllm()
 
 
 def _python() -> Finding:
@@ -93,6 +97,23 @@ def _extras() -> Iterator[Finding]:
         found = f"{use}: {'ready' if not missing else 'without ' + ', '.join(missing)}"
         remedy = f"pip install 'corrente[{extra}]'" if missing else ""
         yield Finding(subject=f"extra {extra}", found=found, fine=not missing, remedy=remedy)
+
+
+def _vllm() -> Finding:
+    """The engine of another environment; whether it starts is not tried."""
+    try:
+        found = environment.find()
+    except ConfigError:
+        torch = sys.modules.get("torch")
+        command = environment.remedy(accelerator=torch is not None and torch.cuda.is_available())
+        return Finding(subject="engine vllm", found="serve with vLLM: no environment", fine=False, remedy=command)
+    tested = found.version.startswith(environment.VERSION)
+    note = "" if tested else f", written for {environment.VERSION}"
+    return Finding(
+        subject="engine vllm",
+        found=f"serve with vLLM: {found.package} {found.version} in {found.python}{note}",
+        fine=tested,
+    )
 
 
 def _version(package: str) -> str:

@@ -12,11 +12,12 @@ CorrenteError
 │   ├── FailureBudgetError            one boundary fails systematically
 │   ├── NothingToLearnError           every group is untrainable
 │   ├── DivergedError(ArithmeticError) non-finite loss or gradient
+│   ├── AlarmError                    samples left their band, and alarm.action is stop
 │   ├── SyncError                     new weights could not be brought to every engine
 │   ├── WorkerDied                    a child process ended; carries its name and last words
 │   └── CheckpointError(OSError)      a checkpoint could not be written or read
-├── FetchError(OSError)            a model could not be downloaded, verified or converted     -> exit code 1
-├── Interrupted                    a second Ctrl-C: stopped at once, without a checkpoint     -> exit code 130
+├── FetchError(OSError)               a model could not be downloaded, verified or converted    -> exit code 1
+├── Interrupted                       a second Ctrl-C: stopped at once, without a checkpoint    -> exit code 130
 ├── EndOfStream                       the feed is closed; nothing more will be admitted
 └── LedgerError(AssertionError)       our own bug: a prompt settled twice, or a bound broken
 
@@ -74,6 +75,10 @@ class NothingToLearnError(PipelineError):
 
 class DivergedError(PipelineError, ArithmeticError):
     """Loss or gradient is not finite. Never skipped silently."""
+
+
+class AlarmError(PipelineError):
+    """What a step reports of its samples left its band, and ``alarm.action`` is "stop"."""
 
 
 class SyncError(PipelineError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import anyio
 
-from corrente.errors import StallError
 from corrente.observe.base import Sink
 from corrente.waiting import Waits
 
@@ -22,16 +21,15 @@ class Journal:
     def elapsed_s(self) -> float:
         return self._before_s + anyio.current_time() - self._start_s
 
-    def moved(self) -> None:
-        """Something made progress: the watchdog's patience starts anew."""
-        self._moved_s = anyio.current_time()
+    @property
+    def moved_s(self) -> float:
+        """When something last made progress, by anyio's clock."""
+        return self._moved_s
+
+    def moved(self, at_s: float | None = None) -> None:
+        """Something made progress, now or at ``at_s``: the watchdog's patience starts anew."""
+        self._moved_s = max(self._moved_s, anyio.current_time() if at_s is None else at_s)
 
     def span(self, track: str, name: str, start_s: float, **attrs: object) -> None:
         """``name`` on ``track``, from ``start_s`` until now."""
         self.sink.span(track, name, start_s, self.elapsed_s, attrs)
-
-    async def watch(self, patience_s: float) -> None:
-        """Raise StallError, saying who waits for what, once nothing has moved for ``patience_s``."""
-        while anyio.current_time() < (until_s := self._moved_s + patience_s):
-            await anyio.sleep_until(until_s)
-        raise StallError(f"nothing moved for limits.watchdog_s = {patience_s} s: {self.waits.describe()}")

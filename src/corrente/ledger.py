@@ -12,17 +12,27 @@ from typing import get_args
 import msgspec
 
 from corrente.errors import LedgerError
+from corrente.transcript import Answer, Transcript
 from corrente.types import Group, Outcome, Prompt
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+REASONS = 100
+"""Distinct reasons that are counted of each outcome: some name the request they are about, and all go into every checkpoint."""
+OTHER = "another reason"
 
 
 class Admission(msgspec.Struct, kw_only=True, eq=False):
-    """An admitted prompt that has not ended yet; ``group`` is set once it is finished and waits to be trained on."""
+    """An admitted prompt that has not ended yet; ``group`` is set once it is finished and waits to be trained on, until then
+    ``transcripts`` holds what its episodes have so far."""
 
     prompt: Prompt
     version: int
     group: Group | None = None
+    transcripts: tuple[Transcript, ...] = ()
+
+    def answers(self) -> tuple[tuple[Answer, ...], ...]:
+        """Per episode, what its requests were answered so far."""
+        return tuple(transcript.answers() for transcript in self.transcripts)
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +58,8 @@ class Ledger:
 
     def finish(self, group: Group) -> None:
         """The group is scored and waits to be trained on."""
-        self._entry(group.id).group = group
+        entry = self._entry(group.id)
+        entry.group, entry.transcripts = group, ()
 
     def settle(self, ticket: int, outcome: Outcome, reason: str = "") -> None:
         """End one admission. A ticket that is not outstanding was settled before, or never admitted: LedgerError."""
@@ -56,7 +67,8 @@ class Ledger:
         del self._outstanding[ticket]
         self._outcomes[outcome] += 1
         if reason:
-            self._reasons.setdefault(outcome, Counter())[reason] += 1
+            known = self._reasons.setdefault(outcome, Counter())
+            known[reason if reason in known or len(known) < REASONS else OTHER] += 1
 
     def settle_rest(self, outcome: Outcome, reason: str) -> None:
         """End everything outstanding: the run is over."""

@@ -12,6 +12,8 @@ never dropped, but refused. A buffer kind set there likewise outdoes the file's 
 
 from __future__ import annotations
 
+import datetime
+import difflib
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -38,8 +40,8 @@ Raw = dict[str, dict[str, Any]]
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a config file, apply ``key=value`` overrides, and return what results. Raises ConfigError.
 
-    A relative prompt, reward or model path that does not exist from the working directory but does beside the config file is
-    taken from there. Combinations are not judged here: see ``check``.
+    A relative prompt, reward, model or adapter path that does not exist from the working directory but does beside the config
+    file is taken from there. Combinations are not judged here: see ``check``.
     """
     path = Path(path)
     return parse(_read(path), overrides, source=path.name, beside=path.parent)
@@ -57,6 +59,7 @@ def parse(
     if beside is not None:
         _locate(given, beside)
     set_here = _from_command_line(overrides)
+    _settle_functions(given, set_here)
     new_buffer = "kind" in set_here.get("buffer", {})
     _settle_kinds(given, set_here)
     if new_buffer and given["buffer"]["kind"] in UNUSED_MAX:
@@ -91,6 +94,8 @@ def dump(config: RunConfig, *, notes: Sequence[str] = ()) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise ConfigError(f"config file {path} is a directory; give a TOML file, such as a run's config.toml")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -148,15 +153,32 @@ def _locate(given: Raw, folder: Path) -> None:
             return text
         return str(folder / text)
 
-    for section, key in (("prompts", "path"), ("prompts", "eval_path"), ("model", "path")):
+    for source in (*_tables_of(given, "prompts", "sources"), *_tables_of(given, "eval", "sources")):
+        source |= {key: found(source[key]) for key in ("path", "eval_path") if key in source}
+    for section, key in (("prompts", "path"), ("prompts", "eval_path"), ("model", "path"), ("adapters", "init")):
         if key in given.get(section, {}):
             given[section][key] = found(given[section][key])
-    functions = given.get("reward", {}).get("functions")
-    if isinstance(functions, list):
-        for at, name in enumerate(functions):
-            file, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
-            if file.endswith(".py"):
-                functions[at] = f"{found(file)}{colon}{attribute}"
+
+    def found_function(name: Any) -> Any:
+        file, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+        return f"{found(file)}{colon}{attribute}" if file.endswith(".py") else name
+
+    env = given.get("env", {})
+    env |= {"factory": found_function(env["factory"])} if "factory" in env else {}
+    if isinstance(env.get("functions"), list):
+        env["functions"] = [found_function(name) for name in env["functions"]]
+    reward = given.get("reward", {})
+    if isinstance(reward.get("functions"), list):
+        reward["functions"] = [found_function(name) for name in reward["functions"]]
+    for scorer in _tables_of(given, "reward", "scorers"):
+        scorer |= {"function": found_function(scorer["function"])} if "function" in scorer else {}
+        scorer |= {"path": found(scorer["path"])} if "path" in scorer else {}
+
+
+def _tables_of(given: Raw, section: str, key: str) -> list[dict[str, Any]]:
+    """The tables of a key that is a list of them, as far as it is one: what it should be is judged later."""
+    value = given.get(section, {}).get(key)
+    return [table for table in value if isinstance(table, dict)] if isinstance(value, list) else []
 
 
 # ---- what one section says ---------------------------------------------------------------------------------------------------
@@ -174,12 +196,19 @@ def _settle_kinds(given: Raw, set_here: Raw) -> None:
             default = SYNC_OF_RUNTIME.get(given["runtime"]["kind"], default)
         before = table.get("kind", default)
         kind = here.pop("kind", before)
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             allowed = ", ".join(map(schema.show, kinds))
             raise ConfigError(f"{section}.kind = {schema.show(kind)}: it must be one of {allowed}")
         table["kind"] = kind
         if kind != before:
             given[section] = {k: v for k, v in table.items() if k == "kind" or k in schema.fields(kinds[kind])}
+
+
+def _settle_functions(given: Raw, set_here: Raw) -> None:
+    """Where there are scorers, reward.functions is empty unless it is given."""
+    reward = {**given.get("reward", {}), **set_here.get("reward", {})}
+    if reward.get("scorers") and "functions" not in reward:
+        given.setdefault("reward", {})["functions"] = []
 
 
 def _settle_max(given: Raw, set_here: Raw) -> None:
@@ -224,6 +253,43 @@ def _convert(section: str, cls: type[msgspec.Struct], key: str, value: Any, orig
     if key not in schema.fields(cls):
         raise _wrong_kind(section, cls, key, origin) or _unknown(full, origin)
     hint = schema.fields(cls)[key]
+    if kinds := schema.tables(hint):
+        return _tables(full, value, kinds, origin)
+    return _checked(full, value, hint)
+
+
+def _tables(
+    full: str, value: Any, kinds: Mapping[str, type[msgspec.Struct]], origin: str
+) -> tuple[msgspec.Struct, ...]:
+    """A list of tables, each of one of ``kinds``."""
+    if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+        raise ConfigError(f"{full} = {schema.show(value)}: it must be a list of tables, each written [[{full}]]")
+    return tuple(_table(f"{full}[{at}]", table, kinds, origin) for at, table in enumerate(value))
+
+
+def _table(
+    full: str, table: Mapping[str, Any], kinds: Mapping[str, type[msgspec.Struct]], origin: str
+) -> msgspec.Struct:
+    cls = kinds.get(str(table.get("kind", "")))
+    if cls is None:
+        given = f"{full}.kind = {schema.show(table['kind'])}" if "kind" in table else f"{full}.kind is missing"
+        raise ConfigError(f"{given}: it must be one of {', '.join(map(schema.show, kinds))}")
+    hints = schema.fields(cls)
+    for key in table:
+        if key != "kind" and key not in hints:
+            near = difflib.get_close_matches(key, hints, 1)
+            helps = f"did you mean {near[0]}?" if near else f"known are {', '.join(hints)}"
+            raise ConfigError(f"unknown key {full}.{key} ({origin}): {helps}")
+    for key in schema.required(cls):
+        if key not in table:
+            raise ConfigError(
+                f'{full}.{key} is missing with kind = "{table["kind"]}": it must be {schema.allowed(hints[key])}'
+            )
+    return cls(**{key: _checked(f"{full}.{key}", value, hints[key]) for key, value in table.items() if key != "kind"})
+
+
+def _checked(full: str, value: Any, hint: Any) -> Any:
+    """A value of the type and within the range that ``hint`` says."""
     if value == schema.NONE and schema.optional(hint):
         return None
     try:
@@ -233,7 +299,23 @@ def _convert(section: str, cls: type[msgspec.Struct], key: str, value: Any, orig
     numbers = converted if isinstance(converted, tuple) else (converted,)
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise ConfigError(f"{full} = {schema.show(value)}: it must be {schema.allowed(hint)}")
-    return converted
+    return _plain(full, converted) if isinstance(converted, dict) else converted
+
+
+def _plain(full: str, value: Any) -> Any:
+    """A value of a free table as TOML gives it back. A program may bring what TOML has no word for."""
+    match value:
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _plain(f"{full}.{key}", item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(f"{full}[{at}]", item) for at, item in enumerate(value)]
+        case str() | int() | float() | datetime.date() | datetime.time():
+            return value
+        case _:
+            raise ConfigError(
+                f"{full} = {value!r}: it must be something that a config file can hold (text, number, true or false, date, "
+                "list, or table with texts for keys); leave it out"
+            )
 
 
 def _wrong_kind(section: str, cls: type[msgspec.Struct], key: str, origin: str) -> ConfigError | None:

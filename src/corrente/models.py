@@ -73,6 +73,20 @@ PARTS = {
 """What a model directory must hold, and the files that count as it."""
 
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""How Hugging Face configurations call the number of experts a token is routed among."""
+
+
+def experts(folder: Path) -> int:
+    """Experts of a layer of the model in ``folder``; 0 where it is no mixture of experts."""
+    try:
+        told = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
+    parts = [told, *(part for part in told.values() if isinstance(part, dict))]
+    return max((part[key] for part in parts for key in EXPERTS if isinstance(part.get(key), int)), default=0)
+
+
 def verify_path(path: str) -> None:
     """Raise ConfigError unless ``path`` is a model directory or a known name. Does not ask whether the name was fetched."""
     missing = _missing(Path(path))

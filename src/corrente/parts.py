@@ -10,7 +10,7 @@ import msgspec
 
 from corrente.algo.base import Algorithm
 from corrente.buffer.base import Buffer
-from corrente.config import Eval, Filter, Limits
+from corrente.config import Alarm, Eval, Filter, Limits
 from corrente.engine.base import Engine
 from corrente.env.base import Env
 from corrente.inflight.base import InflightPolicy
@@ -21,11 +21,13 @@ from corrente.prompts.base import Prompts
 from corrente.score.base import Scorer
 from corrente.staleness.base import StalenessPolicy
 from corrente.sync.base import Sync
+from corrente.transcript import Answer
 from corrente.types import Group, Prompt
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a run. ``max_age``: versions a trained token may be old, asserted at every consumption; None: no bound."""
+    """The numbers of a run. ``max_age``: versions a trained token may be old, asserted at every consumption; None: no bound.
+    ``window``: how far past the oldest group consumption looks; 0: it takes in order of completion."""
 
     steps: int
     prompts_per_step: int
@@ -34,18 +36,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     publish_every: int = 1
     publish_retries: int = 3
     max_age: int | None = None
+    window: int = 1
     checkpoint_every: int = 0
     samples_per_step: int = 0
     limits: Limits = Limits()
     filter: Filter = Filter()
     eval: Eval = Eval()
+    alarm: Alarm = Alarm()
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """An admitted prompt at the moment of a checkpoint: its id, and its group if generation and scoring were done."""
+    """An admitted prompt at the moment of a checkpoint: its id, and its group if generation and scoring were done. If not,
+    ``answers``: per episode, what its requests were answered so far."""
 
     prompt_id: str
     group: Group | None = None
+    answers: tuple[tuple[Answer, ...], ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -58,22 +64,41 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     prompts: dict[str, Any]
     unfinished: tuple[Unfinished, ...] = ()
     elapsed_s: float = 0.0
+    evaluated: int = -1
+    """The newest version whose evaluation was reported; -1: none."""
+    randomness: dict[str, Any] = {}
+    """What ``randomness.state`` gave, for the code of users."""
+    fruitless: tuple[int, int] = (0, 0)
+    """Groups in a row that taught nothing: filtered, and trained without a row."""
 
     def admit_again(self, plan: Plan) -> list[Unfinished]:
         """What a run resumed from here admits before anything new, in order.
 
-        A finished group is trained on after at most as many others as stand before it. One that could be older than
-        ``plan.max_age`` by then is generated anew; under the settings it was admitted with there is none, by the theorem.
+        A finished group is trained on after at most as many others as stand before it; an unfinished one may also be overtaken
+        by ``plan.window`` - 1. A group, or an episode's record, that could be older than ``plan.max_age`` by then is generated
+        anew. Under the settings it was admitted with there is no such group, by the theorem; a record may be one where W > 1.
         """
+        return [self._fit(at, unfinished, plan) for at, unfinished in enumerate(self.unfinished)]
+
+    def _fit(self, at: int, unfinished: Unfinished, plan: Plan) -> Unfinished:
+        bound = plan.max_age
+        if bound is None:
+            return unfinished
         per_version = plan.prompts_per_step * plan.publish_every
+        if unfinished.group is not None:
+            age = self.version - unfinished.group.oldest_version + at // per_version
+            return unfinished if age <= bound else msgspec.structs.replace(unfinished, group=None)
+        overtaken = at + max(0, plan.window - 1)
 
-        def kept(at: int, unfinished: Unfinished) -> bool:
-            if unfinished.group is None or plan.max_age is None:
-                return True
-            return self.version - unfinished.group.oldest_version + at // per_version <= plan.max_age
+        def keeps(record: tuple[Answer, ...]) -> bool:
+            oldest = min((v for answer in record if (v := answer.oldest_version) is not None), default=self.version)
+            as_if_new = oldest == self.version and at < per_version  # admitted at once, under the version that is live
+            return as_if_new or self.version - oldest + overtaken // per_version <= bound
 
-        every = enumerate(self.unfinished)
-        return [u if kept(at, u) else msgspec.structs.replace(u, group=None) for at, u in every]
+        if all(map(keeps, unfinished.answers)):
+            return unfinished
+        fit = tuple(record if keeps(record) else () for record in unfinished.answers)
+        return msgspec.structs.replace(unfinished, answers=fit)
 
 
 class Checkpoints(Protocol):

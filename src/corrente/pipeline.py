@@ -3,15 +3,15 @@
 stage      waits for                                     is woken by                            ends with
 ---------  --------------------------------------------  -------------------------------------  ---------------------------
 feed       a free slot (admission: the only throttle)    publish (weights live), or a drop      a ticket and its prompt
-generate   the valve, then the engine                    the inflight policy; the engine        G episodes, some failed
+generate   the valve, then the engine                    the inflight policy; the engine        G episodes, or given up
 score      the scorer, under its deadline                the scorer                             a group with rewards
 buffer     nothing                                       -                                      put, or drop with a reason
 learn      P groups that may be consumed                 buffer                                 one optimizer step
-stage      the flip of the version before                publish                                weights where engines see them
+stage      the flip before; who samples from older ones  publish; the engine                    weights where engines see them
 publish    a staged version; the inflight policy         learn                                  version + 1, freed slots
 evaluate   a version that is due                         publish                                held-out reward
 report     a finished step                               learn                                  metrics in the sinks
-watch      the clock                                     -                                      StallError when nothing moved
+watch      the clock                                     what moves (watchdog.py)               StallError when nothing moved
 
 Every prompt that is admitted ends in exactly one of trained / filtered / failed / stale / cancelled (``Ledger``). The version
 advances only when every engine has applied it, and only then do the slots of the groups it was trained on come free; with
@@ -24,7 +24,7 @@ with a virtual clock in tests and in the planner.
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import anyio
@@ -32,32 +32,29 @@ import msgspec
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from corrente.budget import FailureBudget, Untrainable
-from corrente.env.base import Env
-from corrente.errors import (
-    EndOfStream,
-    FailureBudgetError,
-    LedgerError,
-    NothingToLearnError,
-    PipelineError,
-    root_cause,
-)
+from corrente.alarms import Alarms
+from corrente.budget import FailureBudget, Fruitless
+from corrente.errors import AlarmError, EndOfStream, FailureBudgetError, NothingToLearnError, root_cause
 from corrente.evaluation import Evaluator
 from corrente.journal import Journal
+from corrente.keeping import Keeper
+from corrente.lags import assert_age
 from corrente.ledger import Admission, Ledger
 from corrente.parts import Outcome, Parts, Snapshot, Unfinished
 from corrente.publishing import Publisher
 from corrente.reporting import Report, Reporter
 from corrente.rollout import Player, first_error, scored, survivors
 from corrente.sync.base import Update
-from corrente.tally import lag_metrics, sample_records, scored_metrics, trained_metrics
+from corrente.tally import Scored, lag_metrics, sample_records, trained_metrics
 from corrente.traffic import Valve
-from corrente.types import Batch, Group, Prompt
+from corrente.transcript import transcripts
+from corrente.types import Batch, Group, Metrics, Prompt
 from corrente.types import Outcome as GroupOutcome
 from corrente.waiting import Bell
+from corrente.watchdog import watch
 
-Staged = tuple[Update, tuple[int, ...]]
-"""An update on its way, and the groups whose slots it frees."""
+Staged = tuple[Update, tuple[int, ...], int]
+"""An update on its way, the groups whose slots it frees, and the step whose weights it brings."""
 
 
 async def run(parts: Parts, *, snapshot: Snapshot | None = None, stop: anyio.Event | None = None) -> Outcome:
@@ -84,36 +81,36 @@ class Pipeline:
         """The version the learner's next step starts from; at most one ahead of the live one, plus a step in progress."""
         self.ledger = Ledger(snapshot.ledger if snapshot else None)
         self.journal = Journal(parts.sink, before_s=snapshot.elapsed_s if snapshot else 0.0)
-        self.valve = Valve()
+        self.valve = Valve(parts.engine.abort)
         limits = self.plan.limits
-        self._budget = FailureBudget(fraction=limits.failure_fraction, window=limits.failure_window)
         per_step, patience = self.plan.prompts_per_step, self.plan.filter.patience
-        self._untrainable = Untrainable(per_step=per_step, patience=patience, sink=parts.sink)
-        self._empty_steps = Untrainable(per_step=per_step, patience=patience, sink=parts.sink)
-        self._player = self._make_player(self._budget, parts.env)
-        self._publisher = Publisher(
-            sync=parts.sync,
-            inflight=parts.inflight,
-            valve=self.valve,
-            journal=self.journal,
-            retries=self.plan.publish_retries,
+        self._budget = FailureBudget(
+            fraction=limits.failure_fraction,
+            window=limits.failure_window,
+            in_flight=(parts.buffer.occupancy().slots or 2 * per_step) * self.plan.group_size,
+            sink=parts.sink,
         )
-        self._evaluator = Evaluator(
-            player=self._make_player(FailureBudget(fraction=1.0, window=1), parts.eval_env or parts.env),
-            scorer=parts.scorer,
-            prompts=parts.eval_prompts,
-            plan=self.plan.eval,
-            seed=self.plan.seed,
-            journal=self.journal,
+        before = snapshot.fruitless if snapshot else (0, 0)
+        self._fruitless = Fruitless(per_step=per_step, patience=patience, sink=parts.sink, before=before)
+        self._alarms = Alarms(self.plan.alarm, parts.sink)
+        self._player = Player(parts, parts.env, valve=self.valve, waits=self.journal.waits, budget=self._budget)
+        self._publisher = Publisher(parts, valve=self.valve, journal=self.journal)
+        evaluated = snapshot.evaluated if snapshot else -1
+        self._evaluator = Evaluator(parts, valve=self.valve, journal=self.journal, done=evaluated)
+        self._reporter = Reporter(parts, ledger=self.ledger, journal=self.journal, step=self.step)
+        self._keeper = Keeper(
+            parts, self.ledger, self.journal, self._evaluator, reporter=self._reporter, fruitless=self._fruitless
         )
+        self._live_step = self.step  # whose weights are live
         self._carried = snapshot.admit_again(parts.plan) if snapshot else []
         self._next_ticket = snapshot.next_ticket if snapshot else 0
         self._stop = stop or anyio.Event()
         self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()
-        self._failure: PipelineError | None = None
+        self._failure: Exception | None = None
+        self._fed = False  # the last step has its groups
         self._landed = Bell()
         self._trained_since_stage: list[int] = []
-        self._scored: list[Group] = []
+        self._scored = Scored()
         if snapshot:
             parts.prompts.restore(snapshot.prompts)
 
@@ -121,14 +118,14 @@ class Pipeline:
         """All stages side by side, until the last step is taken, the data ends or ``stop`` is set."""
         ended, checkpoint = "", None
         async with anyio.create_task_group() as watching:
-            watching.start_soon(self.journal.watch, self.plan.limits.watchdog_s)
+            watching.start_soon(watch, self.journal, self.parts)
             watching.start_soon(self._heed_stop)
             update = await self._publisher.stage(self.learner_version)
             await self._publisher.land(update)
             self.version = update.version
             ended = await self._flow()
-            if ended not in ("stopped", "failed"):
-                await self._evaluator.run(step=self.step, version=self.version)
+            if ended != "failed" and not self._stop.is_set():
+                await self._evaluator.run(step=self._live_step, version=self.version)
             checkpoint = await self._checkpoint() if self._at_version or ended != "failed" else None
             watching.cancel_scope.cancel()
         if self._failure is not None:
@@ -147,18 +144,24 @@ class Pipeline:
         """feed .. publish. Ends when ``_learn`` does: closing its streams ends publish and report, the feed is cancelled."""
         flips, flips_in = anyio.create_memory_object_stream[Staged](1)
         reports, reports_in = anyio.create_memory_object_stream[Report](64)
-        engine, buffer, sync = self.parts.engine, self.parts.buffer, self.parts.sync
-        reporter = Reporter(engine=engine, buffer=buffer, sync=sync, ledger=self.ledger, journal=self.journal)
         ended = ""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._feed)
             tasks.start_soon(self._publish, flips_in, tasks)
-            tasks.start_soon(reporter.run, reports_in, self.plan.max_age)
+            tasks.start_soon(self._reporter.run, reports_in, self.plan.max_age)
             self._evaluate_when_due(tasks)
             async with flips, reports:
                 ended = await self._learn(flips, reports)
-            self._feeding.cancel()
+            await self._end_generation()
+            self._evaluator.hurry()
         return ended
+
+    async def _end_generation(self) -> None:
+        """What live requests have so far is put on record, and they are cancelled; of evaluations only where there is haste."""
+        await self._keeper.look()
+        self._feeding.cancel()
+        if self._failure or self._stop.is_set():
+            self._evaluator.cut_off()
 
     # ---- feed, generate, score, buffer ----------------------------------------------------------------------------------------
 
@@ -173,7 +176,10 @@ class Pipeline:
                             ticket = (await self.parts.buffer.reserve()).id
                         except EndOfStream:
                             return
-                    prompt = again.pop(0) if again else self.parts.prompts.next()
+                    try:
+                        prompt = again.pop(0) if again else self.parts.prompts.next()
+                    except Exception as error:
+                        return self._give_up(error, needed=not self._fed)
                     if prompt is None:
                         self.parts.buffer.drop(ticket)
                         self.parts.buffer.close()
@@ -182,51 +188,58 @@ class Pipeline:
 
     def _admit(self, ticket: int, prompt: Prompt, rollouts: TaskGroup) -> None:
         self._next_ticket = ticket + 1
-        self.ledger.admit(ticket, Admission(prompt=prompt, version=self.version))
+        unfinished = self._carried.pop(0) if self._carried else Unfinished(prompt_id=prompt.id)
+        written = transcripts(self.plan.group_size, unfinished.answers)
+        admission = Admission(prompt=prompt, version=self.version, transcripts=written)
+        self.ledger.admit(ticket, admission)
         self.journal.moved()
-        group = self._carried.pop(0).group if self._carried else None
-        if group is None:
-            rollouts.start_soon(self._try_rollout, ticket, prompt, self.version)
+        if unfinished.group is None:
+            rollouts.start_soon(self._try_rollout, ticket, admission)
         else:
-            self._put(msgspec.structs.replace(group, id=ticket))
+            self._put(msgspec.structs.replace(unfinished.group, id=ticket))
 
-    async def _try_rollout(self, ticket: int, prompt: Prompt, version: int) -> None:
+    async def _try_rollout(self, ticket: int, admission: Admission) -> None:
         """Where generation cannot go on but the learner is well, the run ends with a checkpoint first, then the error."""
         try:
-            await self._rollout(ticket, prompt, version)
+            async with AsyncExitStack() as held:
+                await self._rollout(ticket, admission, held)
         except Exception as error:
             failure = root_cause(error)
             if not isinstance(failure, NothingToLearnError | FailureBudgetError):
                 raise
-            self._give_up(failure)
+            self._give_up(failure, needed=not self._fed)
 
-    def _give_up(self, failure: PipelineError) -> None:
+    def _give_up(self, failure: Exception, *, needed: bool = True) -> None:
+        """Generate no more, and end the run after the step that is under way; well, where it ``needed`` none of what failed."""
+        self._feeding.cancel()
+        if not needed:
+            return self.parts.sink.event("warning", f"generation ended while the last step was under way: {failure}")
         self._failure = self._failure or failure
         self._collecting.cancel()
-        self._feeding.cancel()
 
-    async def _rollout(self, ticket: int, prompt: Prompt, version: int) -> None:
-        """Generate and score one group. It ends in the buffer, or dropped with a reason, and its slot comes back."""
-        async with self.valve.groups.enter():
-            with self._timed("generate", f"group {ticket}", prompt=prompt.id):
-                size, seed = self.plan.group_size, self.plan.seed
-                played = await self._player.group(ticket, prompt, size=size, seed=seed, version=version)
-        self.journal.moved()
+    async def _rollout(self, ticket: int, admission: Admission, held: AsyncExitStack) -> None:
+        """Generate and score one group. It ends in the buffer, or dropped with a reason, and its slot comes back. ``held`` keeps
+        what its environments need until then."""
+        async with self.valve.group(ticket, version=admission.version) as passage:
+            with self._timed("generate", f"group {ticket}", prompt=admission.prompt.id):
+                played = await self._player.group(ticket, admission, seed=self.plan.seed, held=held)
+        if passage.given_up:
+            return self._drop(ticket, "cancelled", "still generating when the inflight policy gave it up")
         group, error = survivors(played), first_error(played)
         if group.episodes:
             with self._timed("score", f"group {ticket}"), self.journal.waits.on("score", "the scorer"):
                 after = await scored(self.parts.scorer, group, self._budget)
             group, error = survivors(after), error or first_error(after)
-            self._scored.append(group)
+            self._scored.add(group)
         reason = self.parts.algorithm.trainable(group)
-        if len(group.episodes) < 2 and error:
-            self._drop(ticket, "failed", error.splitlines()[0][:200])
+        if error and (not group.episodes or (reason and len(group.episodes) < 2)):
+            reason = error.splitlines()[0][:200]
+            self._drop(ticket, "failed", reason)
         elif reason:
             self._drop(ticket, "filtered", reason)
-            self._untrainable.count(1, reason)
         else:
-            self._untrainable.reset()
             self._put(group)
+        self._fruitless.filtered.count(1, reason)
 
     def _put(self, group: Group) -> None:
         self.ledger.finish(group)
@@ -252,18 +265,18 @@ class Pipeline:
             batch = self.parts.algorithm.batch(
                 groups, step=self.step, version=self.learner_version, oldest_trainable=limits
             )
-            self._assert_age(batch)
+            assert_age(batch.lags(), bound=self.plan.max_age)
             values = await self._step(batch)
             self.step += 1
             try:
-                self._settle(groups, batch)
-            except NothingToLearnError as failure:
+                self._settle(groups, batch, values)
+            except (NothingToLearnError, AlarmError) as failure:
                 self._give_up(failure)
             stepped_s = self.journal.elapsed_s
             if self._at_version or len(groups) < self.plan.prompts_per_step:
                 await self._stage(flips)
-            values |= trained_metrics(groups) | lag_metrics(batch, groups) | scored_metrics(self._scored)
-            self._scored = []
+            values |= trained_metrics(groups) | lag_metrics(batch, groups, limits) | self._scored.metrics()
+            self._scored = Scored()
             values["time/wait_groups_s"] = taken_s - began_s
             values["time/stage_s"] = self.journal.elapsed_s - stepped_s
             values["time/step_s"] = self.journal.elapsed_s - began_s
@@ -300,11 +313,18 @@ class Pipeline:
                 if not taken:
                     break
         self.journal.moved()
-        return ([], []) if self._collecting.cancelled_caught else (groups, limits)
+        if self._collecting.cancelled_caught:
+            return [], []
+        self._fed = self.step + 1 >= self.plan.steps
+        return groups, limits
 
     async def _heed_stop(self) -> None:
-        """Between versions, a stop also ends the wait for groups; within one, the version is finished first."""
+        """Between versions, a stop also ends the wait for groups and for a flip that waits for requests; within one, the version
+        is finished first. Once nothing is generated any more, it ends the last evaluation."""
         await self._stop.wait()
+        self._landed.ring()
+        if self._feeding.cancel_called:
+            self._evaluator.cut_off()
         if self._at_version:
             self._collecting.cancel()
 
@@ -312,22 +332,19 @@ class Pipeline:
     def _at_version(self) -> bool:
         return self.step % self.plan.publish_every == 0
 
-    def _assert_age(self, batch: Batch) -> None:
-        bound, lags = self.plan.max_age, batch.lags()
-        if len(lags) and (lags.min() < 0 or (bound is not None and lags.max() > bound)):
-            raise LedgerError(f"tokens of lag {lags.min()} to {lags.max()} reached the learner; the bound is {bound}")
+    @property
+    def _caught_up(self) -> bool:
+        return self.version == self.learner_version
 
-    def _settle(self, groups: list[Group], batch: Batch) -> None:
+    def _settle(self, groups: list[Group], batch: Batch, values: Metrics) -> None:
         for group in groups:
             self.ledger.settle(group.id, "trained")
             self._trained_since_stage.append(group.id)
         for sample in sample_records(groups, count=self.plan.samples_per_step, version=batch.version):
             self.parts.sink.sample(self.step, sample)
-        if batch.rows:
-            self._empty_steps.reset()
-        else:
-            self._empty_steps.count(len(groups), "no row of the step carries a gradient")
         self.journal.moved()
+        self._fruitless.empty.count(len(groups), "" if batch.rows else "no row of the step carries a gradient")
+        self._alarms.look(self.step, values, may_stop=self._at_version)
 
     # ---- publish --------------------------------------------------------------------------------------------------------------
 
@@ -336,19 +353,22 @@ class Pipeline:
         if not self._trained_since_stage:
             return
         with self.journal.waits.on("learn", "the flip of the version before"):
-            await self._landed.until(lambda: self.version == self.learner_version)
+            await self._landed.until(lambda: self._caught_up or self._stop.is_set())
+            if not self._caught_up:
+                await self._end_generation()
+            await self._landed.until(lambda: self._caught_up)
         with self.journal.waits.on("learn", "staging"):
             update = await self._publisher.stage(self.learner_version + 1)
         self.learner_version = update.version
         freed, self._trained_since_stage = tuple(self._trained_since_stage), []
-        flips.send_nowait((update, freed))
+        flips.send_nowait((update, freed, self.step))
 
     async def _publish(self, flips: MemoryObjectReceiveStream[Staged], tasks: TaskGroup) -> None:
         """Land each staged version in turn; when it is live the version advances, and slots come free."""
         async with flips:
-            async for update, freed in flips:
+            async for update, freed, step in flips:
                 await self._publisher.land(update)
-                self.version = update.version
+                self.version, self._live_step = update.version, step
                 self.parts.buffer.release(freed)
                 self._landed.ring()
                 self._evaluate_when_due(tasks)
@@ -357,37 +377,15 @@ class Pipeline:
 
     def _evaluate_when_due(self, tasks: TaskGroup) -> None:
         """The last version is left to the evaluation after the last step."""
-        if self._evaluator.due(self.version) and self.step < self.plan.steps:
-            tasks.start_soon(lambda: self._evaluator.run(step=self.step, version=self.version))
+        over = self._failure or self._stop.is_set() or self.step >= self.plan.steps
+        if self._evaluator.due(self.version) and not over:
+            tasks.start_soon(lambda: self._evaluator.run(step=self._live_step, version=self.version))
 
     async def _checkpoint(self) -> Path | None:
         """The control plane as it stands between two steps, and the learner's weights beside it."""
-        if self.parts.checkpoints is None:
-            return None
-        live = [Unfinished(prompt_id=a.prompt.id, group=a.group) for a in self.ledger.outstanding]
-        snapshot = Snapshot(
-            step=self.step,
-            version=self.learner_version,
-            next_ticket=self._next_ticket,
-            ledger=self.ledger.state(),
-            prompts=self.parts.prompts.state(),
-            unfinished=(
-                *live,
-                *self._carried,
-            ),  # in admission order; what an earlier part left and was not admitted yet is last
-            elapsed_s=self.journal.elapsed_s,
-        )
-        with self._timed("learn", f"checkpoint {self.step}"), self.journal.waits.on("learn", "the checkpoint"):
-            return await self.parts.checkpoints.write(snapshot, self.parts.learner)
-
-    def _make_player(self, budget: FailureBudget, env: Env) -> Player:
-        return Player(
-            env=env,
-            engine=self.parts.engine,
-            valve=self.valve,
-            waits=self.journal.waits,
-            budget=budget,
-            deadline_s=self.plan.limits.episode_s,
+        await self._keeper.look()
+        return await self._keeper.write(
+            step=self.step, version=self.learner_version, next_ticket=self._next_ticket, carried=self._carried
         )
 
     @contextmanager

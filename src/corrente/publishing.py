@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import anyio
 
 from corrente.errors import SyncError
-from corrente.inflight.base import InflightPolicy
 from corrente.journal import Journal
-from corrente.sync.base import Sync, Update
+from corrente.parts import Parts
+from corrente.sync.base import ApplyMode, Update
 from corrente.traffic import Valve
 
 T = TypeVar("T")
@@ -19,12 +19,12 @@ T = TypeVar("T")
 class Publisher:
     """Transfers weights and waits for what the inflight policy asks; knows nothing of slots or learners' steps."""
 
-    def __init__(self, *, sync: Sync, inflight: InflightPolicy, valve: Valve, journal: Journal, retries: int) -> None:
-        self._sync = sync
-        self._inflight = inflight
+    def __init__(self, parts: Parts, *, valve: Valve, journal: Journal) -> None:
+        self._sync = parts.sync
+        self._inflight = parts.inflight
         self._valve = valve
         self._journal = journal
-        self._retries = retries
+        self._retries = parts.plan.publish_retries
 
     async def stage(self, version: int) -> Update:
         """Copy the learner's present weights to where engines see them, as ``version``."""
@@ -38,7 +38,7 @@ class Publisher:
         start_s = self._journal.elapsed_s
         flips = 0
 
-        async def flip(mode: Literal["swap", "recompute"]) -> None:
+        async def flip(mode: ApplyMode) -> None:
             nonlocal flips
             began_s = self._journal.elapsed_s
             report = await self._sync.flip(update, mode)
@@ -46,7 +46,10 @@ class Publisher:
             self._journal.span("engine", f"flip {update.version}", began_s, pause_ms=report.pause_s * 1e3, mode=mode)
 
         with self._journal.waits.on("publish", "the inflight policy and the flip"):
-            await self._retrying(f"publishing version {update.version}", lambda: self._inflight.land(self._valve, flip))
+            await self._retrying(
+                f"publishing version {update.version}",
+                lambda: self._inflight.land(self._valve, flip, version=update.version),
+            )
         assert flips == 1, f"{type(self._inflight).__name__} flipped {flips} times"
         self._journal.span("sync", f"publish {update.version}", start_s)
 

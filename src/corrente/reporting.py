@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from corrente.buffer.base import Buffer
-from corrente.engine.base import Engine, EngineStats
+from corrente.engine.base import EngineStats
+from corrente.errors import PipelineError
 from corrente.journal import Journal
 from corrente.ledger import Ledger
-from corrente.sync.base import Sync
+from corrente.parts import Parts
+from corrente.waiting import Bell
 
 Report = tuple[int, int, dict[str, float]]
 """Step, the learner's version after it, and what is known already."""
@@ -26,10 +28,11 @@ WAITS = {
 class Reporter:
     """Turns running totals into per-step rates. Idle fractions are of the time since the report before."""
 
-    def __init__(self, *, engine: Engine, buffer: Buffer, sync: Sync, ledger: Ledger, journal: Journal) -> None:
-        self._engine = engine
-        self._buffer = buffer
-        self._sync = sync
+    def __init__(self, parts: Parts, *, ledger: Ledger, journal: Journal, step: int = 0) -> None:
+        """``step``: the last that was reported before."""
+        self._step, self._bell, self._told = step, Bell(), set[str]()
+        self._engine, self._scorer = parts.engine, parts.scorer
+        self._buffer, self._sync = parts.buffer, parts.sync
         self._ledger = ledger
         self._journal = journal
         self._before = EngineStats(version=-1)
@@ -40,11 +43,21 @@ class Reporter:
         """Report until the stream closes."""
         async with reports:
             async for step, version, known in reports:
-                stats = await self._engine.stats()
-                values = {**known, **self._rates(stats, known), **self._totals(), "version/learner": float(version)}
+                values = {**known, "version/learner": float(version)}
+                with self._spared("engine"):
+                    values |= self._rates(await self._engine.stats(), known)
+                with self._spared("scorer"):
+                    values |= self._scorer.stats()
+                values |= self._totals()
                 if max_age is not None:
                     values["lag/bound"] = float(max_age)
                 self._journal.sink.metrics(step, values)
+                self._step = step
+                self._bell.ring()
+
+    async def reported(self, step: int) -> None:
+        """Return when ``step`` is in the sinks: a checkpoint of it must not be there before its numbers are."""
+        await self._bell.until(lambda: self._step >= step)
 
     def _rates(self, stats: EngineStats, known: Mapping[str, float]) -> dict[str, float]:
         now_s = self._journal.elapsed_s
@@ -57,6 +70,7 @@ class Reporter:
             "engine/tokens_per_s": (stats.decode_tokens - before.decode_tokens) / passed_s,
             "engine/idle_fraction": _idle((stats.busy_s - before.busy_s) / passed_s),
             "engine/busy_s": stats.busy_s,
+            "engine/ready": float(stats.ready),
             "engine/prefill_tokens": float(stats.prefill_tokens),
             "engine/decode_tokens": float(stats.decode_tokens),
             "learner/idle_fraction": _idle(learner_s / passed_s),
@@ -75,6 +89,18 @@ class Reporter:
             **{f"buffer/{name}": float(count) for name, count in occupancy.items()},
             **self._sync.stats(),
         }
+
+    @contextmanager
+    def _spared(self, who: str) -> Generator[None]:
+        """Numbers that ``who`` does not give are missing in the report, and it is told once. What ends a run passes."""
+        try:
+            yield
+        except PipelineError:
+            raise
+        except Exception as error:
+            if who not in self._told:
+                self._told.add(who)
+                self._journal.sink.event("warning", f"no numbers of the {who}: {type(error).__name__}: {error}")
 
 
 def _idle(busy: float) -> float:

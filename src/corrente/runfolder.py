@@ -11,20 +11,26 @@ change which prompts it gets, or what a version and its bound mean.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from corrente import loading, schema
+from corrente import checkpoint, loading, schema
 from corrente.config import RunConfig
 from corrente.errors import ConfigError
+from corrente.observe import jsonl
 
 CONFIG = "config.toml"
 FIXED = (
     *("run.seed", "run.prompts_per_step", "run.group_size", "model.path", "sync.every"),
-    *("prompts", "buffer", "staleness"),
+    *("prompts", "chat", "buffer", "staleness", "adapters"),
 )
-"""Keys, or whole sections, that a resumed run keeps."""
+"""Keys, or whole sections, that a resumed run keeps; of ``prompts`` all but how often they are repeated."""
 
 
 def create(config: RunConfig) -> tuple[RunConfig, Path]:
@@ -38,6 +44,10 @@ def create(config: RunConfig) -> tuple[RunConfig, Path]:
         except FileExistsError:
             number += 1
             name = f"{config.run.name}-{number}"
+        except OSError as error:
+            raise ConfigError(
+                f"run.dir = {config.run.dir!r}: no folder can be made there ({error.strerror}); name one that can be written to"
+            ) from error
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=name))
     _write(folder, config)
     return config, folder
@@ -48,20 +58,44 @@ def reopen(config: RunConfig) -> Path:
     folder = Path(config.run.dir) / config.run.name
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"--resume: there is no run in {folder}; check run.name and run.dir, or leave out --resume")
-    before = loading.load(folder / CONFIG)
+    before, now = loading.load(folder / CONFIG), loading.parse(tomllib.loads(loading.dump(config)))
     for key in FIXED:
-        old, new = _value(before, key), _value(config, key)
+        old, new = _value(before, key), _value(now, key)
         if old != new:
             raise ConfigError(
-                f"--resume: {key} = {_shown(new)}, but the run in {folder} has {_shown(old)}; keep it, or start a run with "
-                "another --name"
+                f"--resume: {key} = {schema.show(new)}, but the run in {folder} has {schema.show(old)}; keep it, or start a run "
+                "with another --name"
             )
     return folder
 
 
 def keep(folder: Path, config: RunConfig) -> None:
-    """Record the settings a resumed run goes on with."""
+    """Record the settings a resumed run goes on with, and take back what was recorded after the checkpoint it goes on from."""
     _write(folder, config)
+    newest = checkpoint.latest(folder / "checkpoints")
+    if newest is None:
+        return
+    snapshot = checkpoint.read(newest)
+    evaluated = snapshot.evaluated >= snapshot.version
+    jsonl.rewind(folder, step=snapshot.step, evaluated=evaluated, elapsed_s=snapshot.elapsed_s)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder while a run goes on in it; whoever is killed holds it no longer. Raises ConfigError when another does."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"--resume: the run in {folder} is still going on; wait for its end, or stop it"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
 
 
 def _write(folder: Path, config: RunConfig) -> None:
@@ -72,11 +106,7 @@ def _write(folder: Path, config: RunConfig) -> None:
 
 def _value(config: RunConfig, key: str) -> object:
     section, _, leaf = key.partition(".")
+    if key == "prompts":
+        kept = {name: given for name, given in msgspec.structs.asdict(config.prompts).items() if name != "epochs"}
+        return {"kind": schema.kind_of(config.prompts), **kept}
     return getattr(getattr(config, section), leaf) if leaf else getattr(config, section)
-
-
-def _shown(value: object) -> str:
-    if not isinstance(value, msgspec.Struct):
-        return schema.show(value)
-    kind = schema.kind_of(value)
-    return schema.show({**({"kind": kind} if kind else {}), **msgspec.structs.asdict(value)})

@@ -7,6 +7,7 @@ Does not read files and holds no default of its own.
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterator
 from functools import cache
@@ -23,17 +24,25 @@ ELSEWHERE = {
     "batch_size": "run.prompts_per_step",
     "kl_coef": "algo.beta",
     "learning_rate": "learner.lr",
+    "loss_type": "algo.loss",
     "max_completion_length": "sampling.max_tokens",
     "max_new_tokens": "sampling.max_tokens",
+    "mask_truncated_completions": "algo.mask_truncated",
     "max_steps": "run.steps",
+    "multi_objective_aggregation": "algo.advantage",
     "num_generations": "run.group_size",
     "num_train_epochs": "prompts.epochs",
     "reward_funcs": "reward.functions",
     "reward_weights": "reward.weights",
+    "vllm_importance_sampling_clip_max": "staleness.correct_cap",
+    "vllm_importance_sampling_clip_min": "staleness.correct_floor",
+    "vllm_importance_sampling_mode": "staleness.correct",
 }
 """Other trainers' names for keys, to point the way from a message."""
 
 _LIKENESS = 0.6
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""A TOML key that needs no quotes."""
 
 
 @cache
@@ -92,6 +101,16 @@ def nearest(key: str) -> str:
     return candidate if best >= _LIKENESS else ""
 
 
+@cache
+def tables(hint: Any) -> dict[str, type[msgspec.Struct]]:
+    """``kind`` -> class, of a key that is a list of tables; empty for any other key."""
+    items = get_args(hint)[:1] if get_origin(hint) is tuple else ()
+    classes = [
+        cls for item in items for cls in _members(item) if isinstance(cls, type) and issubclass(cls, msgspec.Struct)
+    ]
+    return {str(cls.__struct_config__.tag): cls for cls in classes}
+
+
 def optional(hint: Any) -> bool:
     """Whether the key may be switched off with "none"."""
     return type(None) in _members(hint)
@@ -103,6 +122,8 @@ def is_text(hint: Any) -> bool:
 
 def allowed(hint: Any) -> str:
     """A type and its constraints in words: "an integer of at least 2"."""
+    if kinds_of_tables := tables(hint):
+        return "a list of tables, each with a kind: " + ", ".join(map(show, kinds_of_tables))
     if get_origin(hint) is Literal:  # msgspec sorts the values; the order they are written in says more
         return "one of " + ", ".join(show(value) for value in get_args(hint))
     return _words(msgspec.inspect.type_info(hint))
@@ -119,10 +140,17 @@ def show(value: Any) -> str:
             return _quote(value)
         case list() | tuple():
             return "[" + ", ".join(show(item) for item in value) + "]"
+        case msgspec.Struct():
+            kind = {"kind": kind_of(value)} if kind_of(value) else {}
+            return show({**kind, **{key: getattr(value, key) for key in value.__struct_fields__}})
         case dict():
-            return "{" + ", ".join(f"{k} = {show(v)}" for k, v in value.items()) + "}"
+            return "{" + ", ".join(f"{_key(key)} = {show(item)}" for key, item in value.items()) + "}"
         case _:
             return str(value)
+
+
+def _key(name: object) -> str:
+    return name if isinstance(name, str) and _BARE.fullmatch(name) else _quote(str(name))
 
 
 def _quote(text: str) -> str:
@@ -159,6 +187,10 @@ def _words(info: msgspec.inspect.Type) -> str:
             return "a text"
         case msgspec.inspect.BoolType():
             return "true or false"
+        case msgspec.inspect.LiteralType(values=values):
+            return " or ".join(map(show, values))
+        case msgspec.inspect.DictType():
+            return "a table"
         case msgspec.inspect.VarTupleType(item_type=item):
             return f"a list, each {_words(item)}"
         case msgspec.inspect.TupleType(item_types=items):

@@ -2,32 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
-from corrente.types import Batch, Episode, Group
+from corrente.lags import buckets
+from corrente.types import Batch, Group
 
 
-def scored_metrics(groups: Sequence[Group]) -> dict[str, float]:
+class Scored:
     """Means over all episodes scored since the report before, those of filtered groups included: what the policy earns, not
-    what the filter left. A reward function that does not apply to an episode is left out of its own mean."""
-    episodes = [e for g in groups for e in g.episodes]
-    out: dict[str, float] = {"samples/scored": float(len(episodes))}
-    rewards = [e.reward for e in episodes if e.reward is not None]
-    if rewards:
-        out["reward/mean"] = float(np.mean(rewards))
-        out["reward/std"] = float(np.std(rewards))
-    for name in sorted({name for e in episodes for name in e.scores}):
-        scores = [s for e in episodes if (s := e.scores.get(name)) is not None]
-        if scores:
+    what the filter left. A reward function that does not apply to an episode is left out of its own mean. Of several agents
+    each has a mean of its own; so has every number that environments and tools give.
+
+    Of a group only its numbers are kept: a step may wait for many that are filtered.
+    """
+
+    def __init__(self) -> None:
+        self._rewards: list[float] = []
+        self._equal: list[bool] = []
+        self._tokens: list[int] = []
+        self._terminated: list[int] = []
+        self._scores = defaultdict[str, list[float]](list)
+        self._agents = defaultdict[str, list[float]](list)
+        self._metrics = defaultdict[str, float](float)
+
+    def add(self, group: Group) -> None:
+        if group.episodes:
+            self._equal.append(len({e.reward for e in group.episodes}) < 2)
+        for episode in group.episodes:
+            if episode.reward is not None:
+                self._rewards.append(episode.reward)
+            self._tokens.append(episode.sampled_tokens)
+            if not episode.truncated:
+                self._terminated.append(episode.sampled_tokens)
+            for name, score in episode.scores.items():
+                if score is not None:
+                    self._scores[name].append(score)
+            for name, earned in episode.agent_rewards.items():
+                self._agents[name].append(earned)
+            for name, value in episode.metrics.items():
+                self._metrics[name] += value
+
+    def metrics(self) -> dict[str, float]:
+        out = {"samples/scored": float(len(self._tokens))}
+        if self._rewards:
+            out["reward/mean"] = float(np.mean(self._rewards))
+            out["reward/std"] = float(np.std(self._rewards))
+            out["reward/zero_std_fraction"] = float(np.mean(self._equal))
+        for name, scores in sorted(self._scores.items()):
             out[f"reward/{name}"] = float(np.mean(scores))
-    if episodes:
-        lengths = [e.sampled_tokens for e in episodes]
-        out["completion/tokens_mean"] = float(np.mean(lengths))
-        out["completion/tokens_max"] = float(max(lengths))
-        out["completion/truncated_fraction"] = float(np.mean([e.truncated for e in episodes]))
-    return out
+            out[f"reward_std/{name}"] = float(np.std(scores))
+        out |= {f"reward/agent/{name}": float(np.mean(earned)) for name, earned in sorted(self._agents.items())}
+        if self._tokens:
+            out |= _spread("completion/tokens", self._tokens)
+            out["completion/truncated_fraction"] = 1.0 - len(self._terminated) / len(self._tokens)
+            out |= _spread("completion/terminated_tokens", self._terminated)
+            out |= {name: total / len(self._tokens) for name, total in sorted(self._metrics.items())}
+        return out
+
+
+def _spread(name: str, values: Sequence[int]) -> dict[str, float]:
+    """Mean, least and greatest; nothing of nothing."""
+    if not values:
+        return {}
+    return {
+        f"{name}_mean": float(np.mean(values)),
+        f"{name}_min": float(min(values)),
+        f"{name}_max": float(max(values)),
+    }
 
 
 def trained_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -38,25 +82,33 @@ def trained_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return {**out, "reward/trained_mean": float(np.mean(rewards))} if rewards else out
 
 
-def lag_metrics(batch: Batch, groups: Sequence[Group]) -> dict[str, float]:
-    """Lag in versions of the step's sampled tokens, queueing included; of all its groups where no row is trained."""
+def lag_metrics(batch: Batch, groups: Sequence[Group], oldest: Sequence[int | None]) -> dict[str, float]:
+    """Lag in versions of the step's trained tokens, queueing included; of all its groups where no row is trained. With a mask by
+    age, ``oldest`` trainable version per group, also which part of what was sampled it withheld."""
     lags = batch.lags()
     if not len(lags):
         lags = np.array([batch.version - g.oldest_version for g in groups], np.int32)
-    return {"lag/mean": float(lags.mean()), "lag/max": float(lags.max())} if len(lags) else {}
+    of_lags = {"lag/mean": float(lags.mean()), "lag/max": float(lags.max())} if len(lags) else {}
+    return of_lags | _withheld(groups, oldest, version=batch.version)
 
 
-def eval_metrics(episodes: Sequence[Episode]) -> Mapping[str, float]:
-    """Held-out reward, the versions that really sampled it, and how many prompts failed (they score nothing, and are named)."""
-    ok = [e for e in episodes if e.status == "ok" and e.reward is not None]
-    versions = [v for e in ok for v in e.span_versions()]
-    out = {"eval/failed": float(len(episodes) - len(ok)), "eval/episodes": float(len(ok))}
-    if ok:
-        out["eval/reward"] = float(np.mean([e.reward or 0.0 for e in ok]))
-        out["eval/tokens_mean"] = float(np.mean([e.sampled_tokens for e in ok]))
-    if versions:
-        out["eval/version"] = float(min(versions))
-        out["eval/version_max"] = float(max(versions))
+def _withheld(groups: Sequence[Group], oldest: Sequence[int | None], *, version: int) -> dict[str, float]:
+    """Of all sampled tokens and of those of each lag bucket, which part is too old to be trained on."""
+    if all(limit is None for limit in oldest):
+        return {}
+    spans = [
+        (version - span.version, span.stop - span.start, limit is not None and span.version < limit)
+        for group, limit in zip(groups, oldest, strict=True)
+        for episode in group.episodes
+        for completion in episode.completions
+        for span in completion.spans
+    ]
+    if not spans:
+        return {}
+    lags, tokens, old = (np.array(column) for column in zip(*spans, strict=True))
+    out = {"lag/withheld_fraction": float(tokens[old].sum() / tokens.sum())}
+    for name, mine in buckets(lags):
+        out[f"lag{name}/withheld_fraction"] = float(tokens[mine & old].sum() / tokens[mine].sum())
     return out
 
 
@@ -67,10 +119,12 @@ def sample_records(groups: Sequence[Group], *, count: int, version: int) -> list
         {
             "prompt_id": episode.prompt_id,
             "group": group.id,
-            "prompt": group.prompt.text,
+            "prompt": episode.opening or group.prompt.text,
             "completion": episode.text,
+            **({"messages": list(episode.messages)} if episode.messages else {}),
             "reward": episode.reward,
             "scores": episode.scores,
+            "extra": episode.extra,
             "tokens": episode.sampled_tokens,
             "finish_reason": episode.completions[-1].finish_reason if episode.completions else "",
             "versions": sorted(set(episode.span_versions())),

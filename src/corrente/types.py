@@ -18,6 +18,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from corrente.errors import AlignmentError
+from corrente.kept import Experts, Routing, Support, join_routings, join_supports
 
 Tokens = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -45,18 +46,30 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Keep the fewest tokens whose probabilities reach this sum."""
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Keep tokens at least this likely, relative to the likeliest."""
+    keep_support: bool = True
+    """Keep the ids that top_k, top_p and min_p leave of each draw, so that the learner renormalises over the same ones."""
     stop_token_ids: tuple[int, ...] = ()
-    """End a completion, besides the model's own end-of-sequence tokens."""
+    """End a completion, besides the end-of-sequence tokens of the model and its tokenizer."""
     stop: tuple[str, ...] = ()
-    """End a completion where its text contains one of these; the text leaves it out."""
+    """End a completion where its text contains one of these, or where a special token is one; the text leaves it out."""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether there are tokens that cannot be drawn."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One task. ``id`` is stable across runs and epochs ("<epoch>/<row>"); ``fields`` are the dataset's other columns."""
+    """One task. ``id`` is stable across runs and epochs ("<epoch>/<row>"); ``fields`` are the dataset's other columns.
+
+    ``text`` is what the model reads, rendered; ``messages`` is the conversation it was rendered from (role and content), empty
+    where the prompt is plain text.
+    """
 
     id: str
     tokens: Tokens
     text: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
     fields: dict[str, Any] = {}
 
 
@@ -69,10 +82,12 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One completion to generate.
+    """One completion to generate, from its beginning or from where an interruption left it.
 
     ``tokens`` is the context (T0,). ``group`` names the prompt whose key/value cache its members share (equal group, equal
-    prompt). ``seed`` makes the draw repeatable whatever else is in the batch.
+    prompt). ``seed`` makes the draw repeatable whatever else is in the batch: a token's draw depends on the seed and on its
+    position alone. ``written``: how many of the last of ``tokens`` belong to the completion already, sampled before an
+    interruption. They count against ``sampling.max_tokens`` and are seen by stop strings; they are not returned again.
     """
 
     id: str
@@ -80,12 +95,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     sampling: Sampling
     seed: int = 0
     group: str = ""
+    written: int = 0
+
+    def after(self, partial: Completion) -> Request:
+        """The request that goes on where ``partial``, an aborted answer to this one, ends."""
+        tokens = np.concatenate([self.tokens, partial.tokens])
+        return msgspec.structs.replace(self, tokens=tokens, written=self.written + len(partial.tokens))
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What the engine sampled: tokens (T,), logprobs (T,), and spans that partition [0, T).
 
-    The end-of-sequence or stop token, when one was sampled, is the last of ``tokens``. ``text`` excludes it.
+    The end-of-sequence or stop token, when one was sampled, is the last of ``tokens``. ``text`` excludes it; of a completion
+    that was resumed it is the whole text, what was written before included. ``support``: the token sets that were drawn from;
+    None where nothing was cut off. ``routing``: the experts of a mixture; None where they are not kept.
     """
 
     tokens: Tokens
@@ -93,6 +116,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     spans: tuple[Span, ...]
     finish_reason: FinishReason
     text: str = ""
+    support: Support | None = None
+    routing: Routing | None = None
 
     def __post_init__(self) -> None:
         count = len(self.tokens)
@@ -105,6 +130,27 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             at = span.stop
         if at != count:
             raise AlignmentError(f"version spans {self.spans} do not partition [0, {count})")
+        for kept in (self.support, self.routing):
+            if kept is not None:
+                kept.check(self.tokens)
+
+    def then(self, rest: Completion) -> Completion:
+        """This partial and what was sampled after it, as one completion; neighbouring spans of one version become one."""
+        spans, at = list(self.spans), len(self.tokens)
+        for span in rest.spans:
+            moved = Span(span.version, span.start + at, span.stop + at)
+            if spans and spans[-1].version == moved.version:
+                moved = Span(moved.version, spans.pop().start, moved.stop)
+            spans.append(moved)
+        return Completion(
+            tokens=np.concatenate([self.tokens, rest.tokens]),
+            logprobs=np.concatenate([self.logprobs, rest.logprobs]),
+            spans=tuple(spans),
+            finish_reason=rest.finish_reason,
+            text=rest.text,
+            support=join_supports([self.support, rest.support], [at, len(rest.tokens)]),
+            routing=join_routings(self.routing, rest.routing, tokens=at, more=len(rest.tokens)),
+        )
 
     @property
     def versions(self) -> Tokens:
@@ -115,8 +161,33 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return out
 
 
+def _check_top(logprobs: Floats, top_ids: Tokens, top_logprobs: Floats, *, of: str) -> None:
+    count = len(logprobs)
+    if not top_ids.shape == top_logprobs.shape == (count, top_ids.shape[-1]):
+        raise AlignmentError(f"{count} log-probs, top {top_ids.shape} and {top_logprobs.shape} of {of}")
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Log-probs of given tokens (T,), untempered. ``logprobs`` (T-1,): of tokens[1:], each given what precedes it.
+
+    ``top_ids`` and ``top_logprobs`` (T-1, K): the K likeliest tokens at the same places, likeliest first; K = 0 unless asked for.
+    ``version``: of the weights that said so, where they have one.
+    """
+
+    logprobs: Floats
+    top_ids: Tokens
+    top_logprobs: Floats
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_top(self.logprobs, self.top_ids, self.top_logprobs, of="one score")
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One speaker's contribution. ``completion`` is set when the policy sampled it; otherwise the tokens were given."""
+    """One speaker's contribution. ``completion`` is set when the policy sampled it; otherwise the tokens were given.
+
+    ``parent``: the turn it follows, whose path is its context; None: the one before it; -1: none, it begins anew.
+    """
 
     speaker: str
     tokens: Tokens
@@ -124,19 +195,67 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     parent: int | None = None
 
 
-class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One playing of a prompt: a graph of turns (here: a path) and what it earned.
+class StepScore(msgspec.Struct, frozen=True):
+    """What a process reward gave for tokens [start, stop) of the completion of ``turn``, an index into Episode.turns."""
 
-    ``scores`` keeps each reward function's own answer; None means "does not apply". ``reward`` is their combination, None when
-    none applied. ``status`` is "ok", or the kind of failure with ``error`` saying which boundary failed and how.
+    turn: int
+    start: int
+    stop: int
+    score: float
+
+
+class Taught(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A teacher's log-probs of the completion of ``turn`` (T,), at its own temperature, each token given all that precedes it.
+
+    ``logprobs`` (T,) are of the tokens that were sampled; ``top_ids`` and ``top_logprobs`` (T, K) are the teacher's K likeliest
+    at the same places, likeliest first; K = 0 unless asked for. ``teacher`` is the name of the scorer, ``weight`` what it counts
+    beside other teachers, ``version`` that of its weights, where they have one.
+    """
+
+    teacher: str
+    turn: int
+    logprobs: Floats
+    top_ids: Tokens
+    top_logprobs: Floats
+    weight: float = 1.0
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_top(self.logprobs, self.top_ids, self.top_logprobs, of=f"teacher {self.teacher}")
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One playing of a prompt: a graph of turns and what it earned.
+
+    A turn's context is the path of its ancestors; the graph is one path where the conversation was never rendered anew.
+    ``messages``: what was said after the prompt, as chat messages; empty: one plain completion. ``opening``: the text that the
+    first turn was sampled after, where tools or an environment made it more than the prompt's. ``env_rewards``: by name, what the
+    environment itself gave; the scorer adds them with weight 1. ``agent_rewards``: by speaker, where several agents play.
+    ``cut``: it ended because no token was left, though no completion was cut by length. ``environment``: the live object that was
+    played in, for reward functions; gone once the episode is scored.
+
+    ``scores`` keeps each scorer's own answer; None means "does not apply". ``reward`` is their combination, None when
+    none applied. ``step_scores`` says where in the completions process rewards were earned: weights are applied already, those
+    of several scorers add, and tokens outside all of them earned nothing of their own. ``taught`` has an entry per teacher and
+    sampled turn. ``extra`` is what reward functions want to be seen beside it. ``status`` is "ok", or the kind of failure with
+    ``error`` saying which boundary failed and how.
     """
 
     prompt_id: str
     group_id: int
     index: int
     turns: tuple[Turn, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    opening: str = ""
     scores: dict[str, float | None] = {}
     reward: float | None = None
+    env_rewards: dict[str, float | None] = {}
+    agent_rewards: dict[str, float] = {}
+    step_scores: tuple[StepScore, ...] = ()
+    taught: tuple[Taught, ...] = ()
+    extra: dict[str, Any] = {}
+    cut: bool = False
+    environment: Any = None
     status: Literal["ok", "failed", "timeout", "cancelled"] = "ok"
     error: str = ""
     metrics: dict[str, float] = {}
@@ -156,7 +275,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def truncated(self) -> bool:
-        return any(c.finish_reason == "length" for c in self.completions)
+        """It ended because no token was left."""
+        return self.cut or any(c.finish_reason == "length" for c in self.completions)
 
     def span_versions(self) -> tuple[int, ...]:
         return tuple(span.version for c in self.completions for span in c.spans)
@@ -187,11 +307,26 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return sum(e.sampled_tokens for e in self.episodes)
 
 
+class Lesson(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one teacher says of a row, aligned with its tokens: ``logprobs`` (L,), ``top_ids`` and ``top_logprobs`` (L, K), as in
+    Taught; zero where the row's ``loss_mask`` is not set. ``weight``: what it counts beside other teachers of the row."""
+
+    teacher: str
+    logprobs: Floats
+    top_ids: Tokens
+    top_logprobs: Floats
+    weight: float = 1.0
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One sequence to train on: everything aligned with ``tokens`` (L,).
 
     ``loss_mask`` (L,) marks sampled tokens that may be trained on; ``logprobs``, ``versions`` and ``advantages`` (L,) are
-    meaningful where it is set, and zero elsewhere.
+    meaningful where it is set, and zero elsewhere. ``lessons``: one per teacher of the episode. ``support``: what the tokens were
+    drawn from; None: nothing was cut off. ``experts`` (L, layers, k): which a token was sent to when it was read, as far as this
+    is known; None: as the weights say. ``mixed`` (L,): sampled after weights had landed in the middle of its completion, so
+    behind tokens of an older version; None: no token was. ``share``: the part of its sequence's trained tokens that is in this
+    row, below 1 where what one agent said forked into several; they count as one sequence. Of several agents in a row, the sum.
     """
 
     group: int
@@ -200,12 +335,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     logprobs: Floats
     versions: Tokens
     advantages: Floats
+    lessons: tuple[Lesson, ...] = ()
+    support: Support | None = None
+    experts: Experts | None = None
+    mixed: Mask | None = None
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
-        for name in ("loss_mask", "logprobs", "versions", "advantages"):
-            if len(getattr(self, name)) != length:
-                raise AlignmentError(f"row of {length} tokens has {len(getattr(self, name))} {name}")
+        for name in ("loss_mask", "logprobs", "versions", "advantages", "support", "experts", "mixed"):
+            value = getattr(self, name)
+            if value is not None and len(value) != length:
+                raise AlignmentError(f"row of {length} tokens has {len(value)} {name}")
+        for lesson in self.lessons:
+            for name in ("logprobs", "top_ids", "top_logprobs"):
+                if len(getattr(lesson, name)) != length:
+                    raise AlignmentError(f"row of {length} tokens has {len(getattr(lesson, name))} {name} of a teacher")
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):

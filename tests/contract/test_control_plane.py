@@ -5,13 +5,15 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from corrente.assemble import build_inflight
 from corrente.buffer.double import double
 from corrente.buffer.none import none
 from corrente.buffer.stream import StreamBuffer
 from corrente.buffer.window import WindowBuffer
-from corrente.inflight.policies import Barrier, Drain, Recompute, Swap
+from corrente.inflight.policies import Barrier, Cancel, Drain, Recompute, Resume, Snapshot, Swap
 from corrente.staleness.policies import Accept, ByVersion
 from corrente.testing import check_buffer, check_inflight, check_staleness, run_virtual
+from corrente.testing.world import LANDINGS, flow
 
 BUFFERS = {
     "none": lambda: none(groups_per_version=4),
@@ -31,11 +33,27 @@ def test_buffers_keep_the_contract(kind: str) -> None:
         run_virtual(check_buffer, BUFFERS[kind], seed=seed, limit_s=1000)
 
 
-@pytest.mark.parametrize(("make", "waits_for"), [(Swap, ""), (Recompute, ""), (Drain, "requests"), (Barrier, "groups")])
-def test_inflight_policies_keep_the_contract(make, waits_for: str) -> None:
-    anyio.run(lambda: check_inflight(make, waits_for=waits_for))
+INFLIGHT = {
+    "swap": (Swap, {"mode": "swap"}),
+    "recompute": (Recompute, {"mode": "recompute"}),
+    "resume": (Resume, {"mode": "swap", "waits_for": "interrupted"}),
+    "drain": (Drain, {"mode": "swap", "waits_for": "requests"}),
+    "barrier": (Barrier, {"mode": "swap", "waits_for": "groups"}),
+    "cancel": (lambda: Cancel(max_age=2), {"mode": "swap", "gives_up_before": 5}),
+    "snapshot": (Snapshot, {"mode": "snapshot"}),
+}
+
+
+@pytest.mark.parametrize("kind", INFLIGHT)
+def test_inflight_policies_keep_the_contract(kind: str) -> None:
+    make, promise = INFLIGHT[kind]
+    anyio.run(lambda: check_inflight(make, **promise))
     for seed in range(5):
-        run_virtual(lambda: check_inflight(make, waits_for=waits_for), seed=seed, limit_s=1000)
+        run_virtual(lambda: check_inflight(make, **promise), seed=seed, limit_s=1000)
+
+
+def test_every_inflight_policy_is_held_to_its_contract() -> None:
+    assert {type(make()) for make, _ in INFLIGHT.values()} == {type(build_inflight(flow(inflight=x))) for x in LANDINGS}
 
 
 @pytest.mark.parametrize(

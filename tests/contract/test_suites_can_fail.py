@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from corrente.buffer.window import WindowBuffer
-from corrente.inflight.policies import Drain, Swap
+from corrente.errors import SyncError
+from corrente.inflight.policies import Drain, Resume, Swap
 from corrente.sim.distributions import Fixed
-from corrente.sim.engine import VirtualEngine, VirtualPool
+from corrente.sim.engine import VirtualEngine
 from corrente.sim.parts import (
     RecordingSink,
     VirtualAlgorithm,
@@ -22,8 +23,9 @@ from corrente.sim.parts import (
     VirtualPrompts,
     VirtualScorer,
 )
+from corrente.sim.pool import VirtualPool
 from corrente.staleness.base import Verdict
-from corrente.sync.base import Flip, Update
+from corrente.sync.base import Flip, InPlace, Update
 from corrente.testing import (
     ContractError,
     EngineCase,
@@ -104,10 +106,18 @@ def test_broken_buffers_are_caught(broken, clause: str) -> None:
     assert clause in repr(caught.value)
 
 
+async def staged(engine, version: int) -> Update:
+    """A version brought to a virtual engine."""
+    slot = version % 2
+    await engine.reserve(slot)
+    await engine.receive(InPlace(version=version, slot=slot, nbytes=0))
+    return Update(version=version, slot=slot)
+
+
 class RelabelsAll(VirtualEngine):
     async def generate(self, request):
         done = await super().generate(request)
-        spans = (msgspec.structs.replace(done.spans[-1], start=0),) if hasattr(done.spans[-1], "start") else ()
+        spans = tuple(msgspec.structs.replace(span, start=0) for span in done.spans[-1:])
         return msgspec.structs.replace(done, spans=spans)
 
 
@@ -134,6 +144,47 @@ class ForgetsPartials(VirtualEngine):
         self.restart()
 
 
+class ForgetsWhatWasWritten(VirtualEngine):
+    async def generate(self, request):
+        return await super().generate(msgspec.structs.replace(request, written=0))
+
+
+class TellsOfStrangers(VirtualEngine):
+    async def partials(self, ids):
+        told = await super().partials(ids)
+        return {name: partial for name in ids for partial in told.values()}
+
+
+class EndsWhatItTells(VirtualEngine):
+    async def partials(self, ids):
+        told = await super().partials(ids)
+        await self.abort(ids)
+        return told
+
+
+class SwapsAtASnapshot(VirtualEngine):
+    def hold(self, update, mode) -> None:
+        super().hold(update, "swap" if mode == "snapshot" else mode)
+
+
+class GivesSlotsAway(VirtualEngine):
+    async def reserve(self, slot) -> None:
+        await anyio.lowlevel.checkpoint()
+        if self._held is not None and self._held.slot == slot:
+            raise SyncError("held")
+
+
+class GivesTheHeldSlotAway(VirtualEngine):
+    async def reserve(self, slot) -> None:
+        if self._held is None or self._held.slot != slot:
+            await super().reserve(slot)
+
+
+class NamesNobody(VirtualEngine):
+    async def score(self, tokens, *, top=0):
+        return await super().score(tokens)
+
+
 @pytest.mark.parametrize(
     ("broken", "clause"),
     [
@@ -142,15 +193,23 @@ class ForgetsPartials(VirtualEngine):
         (DependsOnCompany, "equal requests"),
         (KeepsCancelled, "cancelling generate frees"),
         (ForgetsPartials, "an aborted generate returns what it has"),
+        (ForgetsWhatWasWritten, "a request that goes on returns what is new"),
+        (TellsOfStrangers, "and no others"),
+        (EndsWhatItTells, "to its own end"),
+        (SwapsAtASnapshot, "live ones finish under the old"),
+        (GivesSlotsAway, "reserve does not give it away"),
+        (GivesTheHeldSlotAway, "the slot of the version held cannot be reserved"),
+        (NamesNobody, "the likeliest tokens that were asked for"),
     ],
 )
 def test_broken_engines_are_caught(broken, clause: str) -> None:
-    async def stage(version: int) -> Update:
-        return Update(version=version, slot=0)
-
     @asynccontextmanager
     async def make() -> AsyncGenerator[EngineCase]:
         async with broken(lengths=Fixed(500), max_context=128).running() as engine:
+
+            async def stage(version: int) -> Update:
+                return await staged(engine, version)
+
             yield EngineCase(engine=engine, stage=stage, prompt=np.arange(5, dtype=np.int32), context=128, tick_s=0.01)
 
     with pytest.raises((ContractError, ExceptionGroup)) as caught:
@@ -165,11 +224,13 @@ def test_a_sync_that_flips_engines_one_by_one_is_caught() -> None:
             self.broken = False
 
         async def stage(self, version: int) -> Update:
-            return Update(version=version, slot=0)
+            updates = [await staged(engine, version) for engine in self.engines]
+            return updates[-1]
+
+        async def catch_up(self, receiver) -> None:
+            raise SyncError("not here")
 
         async def flip(self, update, mode) -> Flip:
-            from corrente.errors import SyncError
-
             for at, engine in enumerate(self.engines):
                 if at and self.broken:
                     self.broken = False
@@ -195,8 +256,6 @@ def test_a_sync_that_flips_engines_one_by_one_is_caught() -> None:
                 original = sync.stage
 
                 async def fail(version: int) -> Update:
-                    from corrente.errors import SyncError
-
                     sync.stage = original  # type: ignore[method-assign]
                     raise SyncError("no space")
 
@@ -227,26 +286,47 @@ def test_a_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
 
 def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
     class Twice(Swap):
-        async def land(self, traffic, flip) -> None:
+        async def land(self, traffic, flip, *, version) -> None:
             await flip("swap")
             await flip("swap")
 
     class Hasty(Drain):
-        async def land(self, traffic, flip) -> None:
+        async def land(self, traffic, flip, *, version) -> None:
             await flip("swap")
 
     class Holds(Drain):
-        async def land(self, traffic, flip) -> None:
-            await super().land(traffic, flip)
+        async def land(self, traffic, flip, *, version) -> None:
+            await super().land(traffic, flip, version=version)
             traffic.held.add("requests")
 
-    for policy, waits_for, clause in (
-        (Twice, "", "exactly once"),
-        (Hasty, "requests", "held back"),
-        (Holds, "requests", "nothing is held back"),
+    class Interrupts(Resume):
+        async def land(self, traffic, flip, *, version) -> None:
+            async with traffic.interrupted():
+                pass
+            await flip("swap")
+
+    class GivesUpFirst(Swap):
+        async def land(self, traffic, flip, *, version) -> None:
+            traffic.give_up(before_version=version)
+            await flip("swap")
+
+    class GivesUpAll(Swap):
+        async def land(self, traffic, flip, *, version) -> None:
+            await flip("swap")
+            traffic.give_up(before_version=version)
+
+    for policy, promise, clause in (
+        (Twice, {}, "exactly once"),
+        (Hasty, {"waits_for": "requests"}, "held back"),
+        (Holds, {"waits_for": "requests"}, "nothing is held back"),
+        (Interrupts, {"waits_for": "interrupted"}, "held back during the flip"),
+        (Swap, {"mode": "snapshot"}, "the mode it promises"),
+        (GivesUpFirst, {"gives_up_before": 7}, "before the flip has succeeded"),
+        (GivesUpAll, {"gives_up_before": 6}, "and no others"),
+        (GivesUpAll, {}, "and no others"),
     ):
         with pytest.raises((ContractError, ExceptionGroup)) as caught:
-            run_virtual(lambda policy=policy, waits_for=waits_for: check_inflight(policy, waits_for=waits_for))
+            run_virtual(lambda policy=policy, promise=promise: check_inflight(policy, **promise))
         assert clause in repr(caught.value)
 
 
@@ -289,8 +369,9 @@ def test_prompts_that_forget_their_place_are_caught() -> None:
 def test_envs_scorers_and_sinks_that_break_their_contracts_are_caught() -> None:
     class Retokenises(VirtualEnv):
         async def play(self, *args, **kwargs):
-            turns = await super().play(*args, **kwargs)
-            return tuple(msgspec.structs.replace(t, tokens=t.tokens + 1) if t.completion else t for t in turns)
+            played = await super().play(*args, **kwargs)
+            other = (msgspec.structs.replace(t, tokens=t.tokens + 1) if t.completion else t for t in played.turns)
+            return msgspec.structs.replace(played, turns=tuple(other))
 
     class Shuffles(VirtualScorer):
         async def score(self, subject):

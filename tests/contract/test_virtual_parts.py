@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from corrente.sim.distributions import Fixed, LogNormal
-from corrente.sim.engine import Speed, VirtualEngine, VirtualPool
+from corrente.sim.engine import Speed, VirtualEngine
 from corrente.sim.faults import Chaos, Fault
 from corrente.sim.parts import (
     RecordingSink,
@@ -22,7 +22,8 @@ from corrente.sim.parts import (
     VirtualScorer,
     VirtualSync,
 )
-from corrente.sync.base import Update
+from corrente.sim.pool import VirtualPool
+from corrente.sync.base import InPlace, Update
 from corrente.testing import (
     EngineCase,
     LearnerCase,
@@ -45,13 +46,15 @@ def _engine(chaos: Chaos | None = None) -> VirtualEngine:
     )
 
 
-async def _stage(version: int) -> Update:
-    return Update(version=version, slot=0)
-
-
 def _case(engine: VirtualEngine | VirtualPool) -> EngineCase:
+    async def stage(version: int) -> Update:
+        slot = version % 2
+        await engine.reserve(slot)
+        await engine.receive(InPlace(version=version, slot=slot, nbytes=0))
+        return Update(version=version, slot=slot)
+
     return EngineCase(
-        engine=engine, stage=_stage, broken=_stage, prompt=np.arange(8, dtype=np.int32), context=256, tick_s=0.01
+        engine=engine, stage=stage, broken=stage, prompt=np.arange(8, dtype=np.int32), context=256, tick_s=0.01
     )
 
 

@@ -18,9 +18,10 @@ import numpy as np
 from corrente.config import RunConfig
 from corrente.engine.base import ApplyMode, EngineStats
 from corrente.errors import ConfigError, DivergedError, GenerationError
+from corrente.learner.base import Pulse, unheard
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
-from corrente.types import Batch, Completion, Floats, Request, Span, Tokens
+from corrente.types import Batch, Completion, Request, Scores, Span, Tokens
 
 KILL, RAISE, SPIN, REFUSE, STOP, EXIT, DIVERGE, TORN = -1, -2, -3, -4, -5, -6, -7, -8
 
@@ -41,6 +42,8 @@ def behave(order: int) -> None:
 
 
 class Engine:
+    device = "cpu"
+
     def __init__(self) -> None:
         self.update = Update(version=0, slot=0)
         self.live: dict[str, tuple[Request, list[float], list[int]]] = {}
@@ -54,6 +57,9 @@ class Engine:
 
     def apply(self, update: Update, mode: ApplyMode) -> None:
         self.update = update
+
+    def vacant(self, slot: int) -> bool:
+        return slot != self.update.slot or self.update.version < 0
 
     @property
     def value(self) -> float:
@@ -74,22 +80,32 @@ class Engine:
             if name not in self.aborted:
                 logprobs.append(self.value)
                 versions.append(self.update.version)
-            if name in self.aborted or len(logprobs) == request.sampling.max_tokens:
+            if name in self.aborted or len(logprobs) == request.sampling.max_tokens - request.written:
                 done.append((name, self._completion(name)))
         return done
 
+    def partials(self, ids: Sequence[str]) -> dict[str, Completion]:
+        return {name: self._as_completion(name) for name in ids if name in self.live and self.live[name][1]}
+
     def _completion(self, name: str) -> Completion:
-        request, logprobs, versions = self.live.pop(name)
+        done = self._as_completion(name)
+        del self.live[name]
+        return done
+
+    def _as_completion(self, name: str) -> Completion:
+        request, logprobs, versions = self.live[name]
         cuts = [0, *(i for i in range(1, len(versions)) if versions[i] != versions[i - 1]), len(versions)]
         return Completion(
             tokens=np.full(len(logprobs), request.tokens[0], np.int32),
             logprobs=np.array(logprobs, np.float32),
             spans=tuple(Span(versions[a], a, b) for a, b in itertools.pairwise(cuts) if b > a),
-            finish_reason="abort" if name in self.aborted else "length",
+            finish_reason="length" if len(logprobs) == request.sampling.max_tokens - request.written else "abort",
         )
 
-    def score(self, tokens: Tokens) -> Floats:
-        return np.full(len(tokens) - 1, self.value, np.float32)
+    def score(self, tokens: Tokens, top: int = 0) -> Scores:
+        top_ids = np.tile(np.arange(top, dtype=np.int32), (len(tokens) - 1, 1))
+        logprobs = np.full(len(tokens) - 1, self.value, np.float32)
+        return Scores(logprobs=logprobs, top_ids=top_ids, top_logprobs=top_ids.astype(np.float32))
 
     def stats(self) -> EngineStats:
         return EngineStats(version=self.update.version, running=len(self.live))
@@ -103,7 +119,8 @@ class Learner:
     def __init__(self) -> None:
         self.steps = 0
 
-    def step(self, batch: Batch) -> dict[str, float]:
+    def step(self, batch: Batch, *, pulse: Pulse = unheard) -> dict[str, float]:
+        pulse()
         if batch.step == DIVERGE:
             raise DivergedError("loss is nan")
         behave(batch.step)
@@ -120,7 +137,7 @@ class Learner:
         self.steps = int((path / "steps").read_text())
 
 
-def engine(config: RunConfig) -> Engine:
+def engine(config: RunConfig, index: int = 0) -> Engine:
     return Engine()
 
 

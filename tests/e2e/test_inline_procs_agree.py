@@ -177,7 +177,10 @@ def test_engine_in_a_child_keeps_the_contract_of_every_engine(tmp_path: Path):
             @asynccontextmanager
             async def make() -> AsyncIterator[EngineCase]:
                 prompt = np.array([5, 6, 7], np.int32)
-                yield EngineCase(engine=workers.engine, stage=workers.sync.stage, prompt=prompt, context=64)
+                sync = workers.sync
+                yield EngineCase(
+                    engine=workers.engine, stage=sync.stage, flip=sync.flip, prompt=prompt, context=64, long_tokens=48
+                )
 
             await check_engine(make)
 

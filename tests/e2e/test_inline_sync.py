@@ -11,7 +11,7 @@ import torch
 
 from corrente.engine.base import ApplyMode, EngineStats
 from corrente.errors import SyncError
-from corrente.sync.base import Update
+from corrente.sync.base import InPlace, Offer, Receiver, Update
 from corrente.sync.inproc import InprocSync, allocate
 from corrente.sync.layout import Slab, arrange
 from corrente.testing import SyncCase, check_sync
@@ -27,6 +27,7 @@ class World:
         self.weights = {"a": torch.zeros(1, 3), "b": torch.zeros(1, 3)}
         self.broken = ""
         self.update = Update(version=-1, slot=0)
+        self.cancelled_after_flip: anyio.CancelScope | None = None
         self.sync = InprocSync(engine=self, layout=LAYOUT, buffers=self.buffers, tensors=self.tensors)
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -35,12 +36,26 @@ class World:
             return {"a": torch.full((1, 3), 7.0)}
         return self.weights
 
+    async def reserve(self, slot: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        assert self.update.version < 0 or slot != self.update.slot
+
+    async def receive(self, offer: Offer) -> None:
+        await anyio.lowlevel.checkpoint()
+        assert isinstance(offer, InPlace)
+
+    def members(self) -> int:
+        return 1
+
     async def apply(self, update: Update, mode: ApplyMode) -> float:
         await anyio.lowlevel.checkpoint()
         if self.broken == "flip":
             self.broken = ""
             raise SyncError("not now")
         self.update = update
+        if self.cancelled_after_flip is not None:
+            self.cancelled_after_flip.cancel()
+            await anyio.lowlevel.checkpoint()
         return 0.001
 
     async def stats(self) -> EngineStats:
@@ -58,7 +73,27 @@ def test_inproc_sync_keeps_its_contract():
         async def versions() -> list[int]:
             return [world.update.version]
 
-        yield SyncCase(sync=world.sync, versions=versions, break_next=lambda what: setattr(world, "broken", what))
+        async def learned() -> dict[str, bytes]:
+            return {"w": torch.cat([world.weights["a"], world.weights["b"]]).numpy().tobytes()}
+
+        async def served() -> list[dict[str, bytes]]:
+            return [{"w": bytes(world.buffers[world.update.slot][: LAYOUT.nbytes].numpy())}]
+
+        async def train() -> None:
+            world.weights["b"] += 1
+
+        async def late() -> Receiver:
+            return world
+
+        yield SyncCase(
+            sync=world.sync,
+            versions=versions,
+            break_next=lambda what: setattr(world, "broken", what),
+            train=train,
+            learned=learned,
+            served=served,
+            late=late,
+        )
 
     anyio.run(check_sync, make)
 
@@ -95,10 +130,9 @@ def test_first_flip_that_was_cancelled_after_it_happened_keeps_its_slot():
     async def main() -> None:
         world = World()
         update = await world.sync.stage(0)
-        with anyio.CancelScope() as scope:
-            scope.cancel()
+        with anyio.CancelScope() as world.cancelled_after_flip:
             await world.sync.flip(update, "swap")
-        world.update = update
+        assert world.update == update
         assert (await world.sync.stage(0)).slot != update.slot
 
     anyio.run(main)

@@ -11,15 +11,18 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+from tests.e2e.leftovers import shared_memory, shared_memory_left
 
-from corrente.config import Limits, Model, Procs, RunConfig
+from corrente.config import Limits, Model, Pool, Procs, RunConfig
 from corrente.errors import ConfigError, DivergedError, GenerationError, PipelineError, WorkerDied
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import InPlace, Update
 from corrente.types import Batch, Completion, Request, Sampling
 
 pytestmark = pytest.mark.slow
@@ -39,7 +42,8 @@ def _runtime(**given) -> ProcsRuntime:
 
 
 def _config(**given) -> RunConfig:
-    return RunConfig(**{"limits": Limits(stop_s=5.0), **given})
+    """A run that an engine's death ends; what heals is tests/e2e/test_replicas.py's business."""
+    return RunConfig(**{"limits": Limits(stop_s=5.0), "pool": Pool(restarts=0), **given})
 
 
 def _request(order: int = 1, *, tokens: int = 3, name: str = "r") -> Request:
@@ -63,23 +67,32 @@ def _pids() -> dict[str, int]:
     return named
 
 
-def _footprint() -> tuple[set[str], set[int], set[str]]:
-    """Open descriptors, children, and names in shared memory."""
-    opened, shared = ({entry.name for entry in Path(folder).iterdir()} for folder in ("/proc/self/fd", "/dev/shm"))
-    return opened, set(_workers_alive()), shared
+def _footprint() -> tuple[set[str], set[int]]:
+    """Open descriptors, and children."""
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}, set(_workers_alive())
+
+
+async def _serve(workers: Workers) -> None:
+    """Have the engine serve; the stand-in has no weights that could be published."""
+    engine: Any = workers.engine
+    await engine.reserve(1)
+    await engine.receive(InPlace(version=0, slot=1, nbytes=0))
+    await engine.apply(Update(version=0, slot=1), "swap")
 
 
 def _run(body: Callable[[Workers], Awaitable[None]], using: ProcsRuntime | None = None, **config) -> None:
     async def main() -> None:
         async with (using or _runtime()).open(_config(**config)) as workers:
+            await _serve(workers)
             await body(workers)
 
-    before = _footprint()
+    before, shared = _footprint(), shared_memory()
     try:
         anyio.run(main)
     finally:
         after = _footprint()
         assert after == before
+        assert not shared_memory_left(shared)
 
 
 def test_two_hundred_requests_at_once_each_get_their_own_answer():
@@ -93,6 +106,19 @@ def test_two_hundred_requests_at_once_each_get_their_own_answer():
             for number in range(1, 201):
                 group.start_soon(ask, number)
         assert {n: (a.tokens.tolist()) for n, a in answers.items()} == {n: [n] * (n % 7 + 1) for n in range(1, 201)}
+
+    _run(body)
+
+
+def test_a_learner_that_computes_says_so_before_its_step_is_done():
+    async def body(workers: Workers) -> None:
+        before = workers.learner.progress()
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                group.start_soon(workers.learner.step, _batch(SPIN))
+                while workers.learner.progress() == before:
+                    await anyio.sleep(0.01)
+                group.cancel_scope.cancel()
 
     _run(body)
 
@@ -155,13 +181,13 @@ def test_learner_saves_and_loads_through_the_wire(tmp_path: Path):
 @pytest.mark.parametrize("victim", ["engine", "learner"])
 def test_killed_worker_ends_the_run_within_a_second_and_is_named(victim: str):
     killed_at = 0.0
-    in_calls: list[str] = []
+    noticed_at: list[float] = []
 
     async def waiting(call: Callable[[], Awaitable[object]]) -> None:
         try:
             await call()
-        except WorkerDied as death:
-            in_calls.append(str(death))
+        except WorkerDied:
+            noticed_at.append(time.monotonic())  # by who waits for it; the other worker's end may take longer
             raise
 
     async def body(workers: Workers) -> None:
@@ -180,8 +206,8 @@ def test_killed_worker_ends_the_run_within_a_second_and_is_named(victim: str):
 
     with pytest.raises(WorkerDied, match=rf"^{victim} \(pid \d+\) was killed by SIGKILL; it left no word$"):
         _run(body)
-    assert time.monotonic() - killed_at < 1.0
-    assert len(in_calls) == 1
+    (noticed,) = noticed_at
+    assert noticed - killed_at < 1.0
 
 
 def test_idle_worker_that_is_killed_is_noticed_too():
@@ -212,8 +238,8 @@ def test_worker_that_ends_by_itself_leaves_its_last_words(order: int, ending: st
 
 @pytest.mark.parametrize("order", [SPIN, STOP])
 def test_stuck_worker_is_killed_within_the_bound(order: int):
-    """A spinning worker ends when its socket closes; a stopped one hears nothing, and is killed."""
-    left_at = 0.0
+    """A spinning worker ends when its socket closes, long before it would be killed; a stopped one hears nothing: it is."""
+    left_at, stop_s = 0.0, 30.0 if order == SPIN else 1.0
 
     async def body(workers: Workers) -> None:
         nonlocal left_at
@@ -221,9 +247,9 @@ def test_stuck_worker_is_killed_within_the_bound(order: int):
             await workers.learner.step(_batch(order))
         left_at = time.monotonic()
 
-    _run(body, limits=Limits(stop_s=1.0))
+    _run(body, limits=Limits(stop_s=stop_s))
     took = time.monotonic() - left_at
-    assert took < (0.5 if order == SPIN else 1.5)
+    assert took < 10.0 if order == SPIN else stop_s <= took < 10.0
 
 
 def test_worker_that_dies_before_it_is_ready_is_named():
@@ -241,21 +267,23 @@ def test_call_after_the_end_fails_at_once():
         kept.append(workers)
 
     _run(body)
-    with pytest.raises(WorkerDied, match=r"^engine \(pid \d+\) was stopped$"):
+    with pytest.raises(WorkerDied, match=r"^the engines were stopped$"):
         anyio.run(kept[0].engine.stats)
 
 
 def test_workers_run_under_trio_as_well():
     async def main() -> None:
         async with _runtime().open(_config()) as workers:
+            await _serve(workers)
             assert len((await workers.engine.generate(_request())).tokens) == 3
             os.kill(_pids()["learner"], signal.SIGKILL)
             await anyio.sleep_forever()
 
-    before = _footprint()
+    before, shared = _footprint(), shared_memory()
     with pytest.raises(WorkerDied, match=r"^learner"):
         anyio.run(main, backend="trio")
     assert _footprint() == before
+    assert not shared_memory_left(shared)
 
 
 def test_error_of_the_body_comes_out_as_it_is():

@@ -17,8 +17,9 @@ from corrente.loading import parse
 ALPHABET = "abcdefgh\n"
 
 
-def write_model(folder: Path, *, seed: int = 0) -> Path:
-    """A two-layer Llama over ``ALPHABET``; pad is eos, as in the real model."""
+def write_model(folder: Path, *, seed: int = 0, ids: int = 0, context: int = 64) -> Path:
+    """A two-layer Llama over ``ALPHABET``; pad is eos, as in the real model. With many more ``ids``, which are no letters, it
+    seldom ends a completion by itself."""
     vocabulary = {"<s>": 0, "</s>": 1, **{c: i + 2 for i, c in enumerate(ALPHABET)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
@@ -31,13 +32,13 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     ).save_pretrained(folder)
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=max(ids, len(vocabulary)),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=context,
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=1,
@@ -60,6 +61,14 @@ def write_prompts(path: Path, *, count: int, seed: int = 0) -> Path:
 def answer_fraction(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     """Which part of a completion's characters is the answer's letter."""
     return [sum(c == a for c in text) / max(1, len(text)) for text, a in zip(completions, answer, strict=True)]
+
+
+def slow_config(tmp_path: Path, *overrides: str) -> RunConfig:
+    """An engine slower than the learner: it writes two completions at a time, and is in the middle of some at any moment."""
+    tiny_config(tmp_path)
+    write_model(tmp_path / "model", ids=256, context=256)
+    slow = ("sampling.max_tokens=100", "engine.max_sequences=2", "staleness.max=3")
+    return tiny_config(tmp_path, *slow, "filter.zero_variance=keep", "observe.samples=8", "eval.every=0", *overrides)
 
 
 def tiny_config(tmp_path: Path, *overrides: str, prompts: int = 400, epochs: int = 1) -> RunConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import standins
 import torch
@@ -10,6 +11,7 @@ import torch
 from corrente.config import RunConfig
 from corrente.engine.base import ApplyMode
 from corrente.errors import GenerationError
+from corrente.learner.base import Pulse, unheard
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout, Slab, arrange
 from corrente.types import Batch, Request
@@ -52,7 +54,7 @@ class Learner(standins.Learner):
         self.weight = torch.zeros(SIZE)
         self.torn = False
 
-    def step(self, batch: Batch) -> dict[str, float]:
+    def step(self, batch: Batch, *, pulse: Pulse = unheard) -> dict[str, float]:
         self.torn = batch.step == standins.TORN
         self.weight += 1
         return {"weight": float(self.weight[0])}
@@ -64,9 +66,21 @@ class Learner(standins.Learner):
         return {"w": self.weight}
 
 
-def engine(config: RunConfig) -> Engine:
+def engine(config: RunConfig, index: int = 0) -> Engine:
     return Engine()
 
 
 def learner(config: RunConfig) -> Learner:
     return Learner()
+
+
+class Apart(Engine):
+    """Computes on a device of its own, as far as anybody who gives it buffers can tell."""
+
+    device = "cpu:0"
+
+
+def apart(config: RunConfig, index: int) -> Apart:
+    """Leaves its turn among the GPUs in run.dir."""
+    (Path(config.run.dir) / f"turn-{index}").touch()
+    return Apart()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -23,8 +24,10 @@ from transformers import (
     MixtralConfig,
     OPTConfig,
     PretrainedConfig,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from corrente.engine.base import ApplyMode
@@ -65,6 +68,9 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gpt_neox": lambda: GPTNeoXConfig(**_ROPE),
     "gemma2": lambda: Gemma2Config(**_ROPE, head_dim=16, sliding_window=CONTEXT),
     "mixtral": lambda: MixtralConfig(**_ROPE, num_local_experts=4),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_ROPE, head_dim=8, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True
+    ),
     "gpt_neo_local": lambda: GPTNeoConfig(
         vocab_size=VOCABULARY, hidden_size=48, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
     ),
@@ -91,6 +97,18 @@ def tiny(kind: str) -> tuple[Path, Any, Any]:
     model.config.save_pretrained(path)
     model.generation_config.save_pretrained(path)
     return path, model, other
+
+
+def spell(path: Path) -> tuple[Path, Any]:
+    """The tiny llama with a tokenizer whose token i is a letter pair, in directory ``path``."""
+    where, model, _ = tiny("llama")
+    names = {chr(97 + i // 26) + chr(97 + i % 26): i for i in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(names, unk_token="aa"))
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    for name in ("config.json", "generation_config.json"):
+        (path / name).write_bytes((where / name).read_bytes())
+    return path, model
 
 
 class Served:

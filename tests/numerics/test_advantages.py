@@ -229,11 +229,13 @@ def test_batch_of_nothing_is_empty():
     assert (batch.rows, batch.sequences, batch.tokens) == ((), 0, 0)
 
 
-def test_forked_conversation_is_refused():
+def test_turn_that_follows_none_before_it_is_refused():
     episode = _episode(1)
-    forked = msgspec.structs.replace(episode, turns=(*episode.turns, Turn(speaker="user", tokens=_tokens(4), parent=0)))
-    with pytest.raises(AlignmentError, match="turn 2"):
-        _batch(_algorithm(), _group(forked, _episode(0)))
+    forward = msgspec.structs.replace(
+        episode, turns=(*episode.turns, Turn(speaker="user", tokens=_tokens(4), parent=2))
+    )
+    with pytest.raises(AlignmentError, match="turn 2 follows 2"):
+        _batch(_algorithm(), _group(forward, _episode(0)))
 
 
 def test_turn_with_other_tokens_than_sampled_is_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,20 +19,13 @@ from corrente.errors import GenerationError
 from corrente.sync import pack
 from corrente.sync.base import Update
 from corrente.testing import EngineCase, check_engine
+from corrente.testing.engines import stage_in_place
 from corrente.types import Request, Sampling
 
 TICK_S = 0.005
 """The engine rests this long after a step, so that the suite can look at it while it decodes. asyncio looks for idle tasks every
 0.1 s, which is a quarter of a long request; trio's clock is virtual and jumps."""
 PROMPT = np.arange(20, 30, dtype=np.int32)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @asynccontextmanager
@@ -42,11 +35,10 @@ async def engine_case(kind: str, path: str) -> AsyncIterator[EngineCase]:
     layout = core.layout()
     buffers = [torch.zeros(layout.nbytes, dtype=torch.uint8) for _ in range(2)]
     core.attach(buffers)
-    engine = EmbeddedEngine(core)
+    engine, weights = EmbeddedEngine(core), model.state_dict
 
     async def stage(version: int) -> Update:
-        pack.write(layout, model.state_dict(), buffers[version % 2])
-        return Update(version=version, slot=version % 2, nbytes=layout.nbytes)
+        return await stage_in_place(engine, version, write=lambda slot: pack.write(layout, weights(), buffers[slot]))
 
     async def broken(version: int) -> Update:
         return Update(version=version, slot=9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.numerics.engine_tiny import Served, tiny
+from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from corrente.engine.embedded.core import EngineCore
@@ -27,15 +27,6 @@ PATHS = [
 both_paths = pytest.mark.parametrize(("kind", "path"), PATHS)
 PROMPTS = [np.array(p, np.int32) for p in ([5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 40], [300], list(range(20, 55)))]
 GREEDY = Sampling(max_tokens=12, temperature=0)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The models are tiny: more threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def generated(model: Any, tokens: Tokens, count: int) -> list[int]:
@@ -69,7 +60,8 @@ def test_sampled_logprobs_and_scores_equal_a_plain_forward(kind: str, path: str)
     for tokens, completion in zip(PROMPTS, served.run(PROMPTS, Sampling(max_tokens=20)), strict=True):
         expected = plain_logprobs(model, [*tokens, *completion.tokens])
         np.testing.assert_allclose(completion.logprobs, expected[len(tokens) - 1 :], atol=1e-4)
-        np.testing.assert_allclose(served.core.score(np.concatenate([tokens, completion.tokens])), expected, atol=1e-4)
+        scores = served.core.score(np.concatenate([tokens, completion.tokens]))
+        np.testing.assert_allclose(scores.logprobs, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama_biased", "mistral", "qwen2", "qwen3"])
@@ -186,10 +178,10 @@ def test_flip_copies_nothing(kind: str, path: str):
     where, model, other = tiny(kind)
     served = Served(where, model, kind=path)
     tokens = PROMPTS[3]
-    np.testing.assert_allclose(served.core.score(tokens), plain_logprobs(model, tokens), atol=1e-4)
+    np.testing.assert_allclose(served.core.score(tokens).logprobs, plain_logprobs(model, tokens), atol=1e-4)
     for buffer in served.buffers:
         pack.write(served.layout, other.state_dict(), buffer)
-    np.testing.assert_allclose(served.core.score(tokens), plain_logprobs(other, tokens), atol=1e-4)
+    np.testing.assert_allclose(served.core.score(tokens).logprobs, plain_logprobs(other, tokens), atol=1e-4)
 
 
 def test_layout_holds_every_parameter_once():
@@ -263,3 +255,65 @@ def test_the_example_model_decodes_as_transformers_does(smollm2: Path):
             assert completion.tokens.tolist() == generated(model, tokens, 12)
             expected = plain_logprobs(model, [*tokens, *completion.tokens])[len(tokens) - 1 :]
             np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+# ---- scores --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "path"), [("llama", "lean"), ("qwen3", "lean"), ("llama", "hf"), ("gpt2", "hf")])
+@pytest.mark.parametrize("chunk", [7, 256])
+def test_scores_name_the_likeliest_tokens(kind: str, path: str, chunk: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("corrente.engine.embedded.prefill.SCORE_CHUNK", chunk)
+    where, model, _ = tiny(kind)
+    tokens = PROMPTS[3]
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, :-1], -1)
+    expected = logprobs.topk(5, -1)
+    scores = Served(where, model, kind=path).core.score(tokens, 5)
+    assert scores.top_ids.tolist() == expected.indices.tolist()
+    np.testing.assert_allclose(scores.top_logprobs, expected.values, atol=1e-4)
+    np.testing.assert_allclose(scores.logprobs, plain_logprobs(model, tokens), atol=1e-4)
+
+
+def test_scores_of_all_tokens_are_a_distribution():
+    where, model, _ = tiny("llama")
+    scores = Served(where, model).core.score(PROMPTS[0], VOCABULARY)
+    np.testing.assert_allclose(np.exp(scores.top_logprobs.astype(np.float64)).sum(1), 1, atol=1e-5)
+    assert all(sorted(ids) == list(range(VOCABULARY)) for ids in scores.top_ids.tolist())
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_scores_of_too_few_tokens_are_empty(count: int):
+    where, model, _ = tiny("llama")
+    scores = Served(where, model).core.score(PROMPTS[0][:count], 4)
+    assert (scores.logprobs.shape, scores.top_ids.shape, scores.top_logprobs.shape) == ((0,), (0, 4), (0, 4))
+
+
+def test_scores_that_cannot_be_had_are_refused():
+    where, model, _ = tiny("llama")
+    core = Served(where, model).core
+    for tokens, top, message in (
+        (np.zeros(CONTEXT + 1, np.int32), 0, f"at most {CONTEXT}"),
+        (np.array([VOCABULARY], np.int32), 0, "token ids"),
+        (PROMPTS[0], VOCABULARY + 1, f"0 to {VOCABULARY}"),
+        (PROMPTS[0], -1, "top is -1"),
+    ):
+        with pytest.raises(GenerationError, match=message):
+            core.score(tokens, top)
+    with pytest.raises(GenerationError, match="no weights"):
+        EngineCore(model=where).score(PROMPTS[0])
+
+
+@pytest.mark.model
+def test_scores_of_a_long_text_equal_those_of_transformers(smollm2: Path):
+    model: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    tokens = np.random.default_rng(0).integers(0, 40_000, 700).astype(np.int32)
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, :-1], -1)
+    expected = logprobs.topk(3, -1)
+    scores = Served(smollm2, model).core.score(tokens, 3)
+    np.testing.assert_allclose(scores.logprobs, plain_logprobs(model, tokens), atol=1e-3)
+    np.testing.assert_allclose(scores.top_logprobs, expected.values, atol=1e-3)
+    clear = (expected.values[:, :2] - expected.values[:, 1:] > 1e-3).all(1).numpy()
+    assert clear.mean() > 0.9
+    assert (scores.top_ids[clear] == expected.indices.numpy()[clear])[:, :2].all()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import torch
-from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, tiny
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, spell, tiny
+from transformers import AutoTokenizer
 
 from corrente.engine.embedded.core import EngineCore
 from corrente.engine.embedded.stop import StopStrings
@@ -21,14 +20,6 @@ from corrente.errors import GenerationError
 from corrente.types import Completion, Request, Sampling
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def serve(kind: str = "llama", **options: Any) -> Served:
@@ -224,16 +215,7 @@ def test_abort_returns_partials_of_live_and_waiting_requests():
 
 @pytest.fixture(scope="module")
 def spelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The tiny llama with a tokenizer whose token i is a letter pair."""
-    where, model, _ = tiny("llama")
-    path = tmp_path_factory.mktemp("spelled")
-    names = {chr(97 + i // 26) + chr(97 + i % 26): i for i in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(names, unk_token="aa"))
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
-    for name in ("config.json", "generation_config.json"):
-        (path / name).write_bytes((where / name).read_bytes())
-    return path, model
+    return spell(tmp_path_factory.mktemp("spelled"))
 
 
 def test_a_stop_string_ends_a_completion_across_token_borders(spelled: tuple[Path, Any]):
@@ -254,6 +236,38 @@ def test_text_excludes_the_stop_token(spelled: tuple[Path, Any]):
     stop = int(free.tokens[5])
     (done,) = Served(*spelled).run([PROMPT], msgspec.structs.replace(sampling, stop_token_ids=(stop,)))
     assert done.text == free.text[: 2 * (len(done.tokens) - 1)]
+
+
+@pytest.mark.parametrize("told", ["the tokenizer's end of sequence", "a stop string"])
+def test_a_special_token_ends_a_completion_though_no_text_shows_it(
+    spelled: tuple[Path, Any], tmp_path: Path, told: str
+):
+    sampling = Sampling(max_tokens=12, temperature=0)
+    (free,) = Served(*spelled).run([PROMPT], sampling)
+    tokenizer = AutoTokenizer.from_pretrained(spelled[0])
+    sign = tokenizer.convert_ids_to_tokens([int(free.tokens[5])])[0]
+    if told == "a stop string":
+        tokenizer.add_special_tokens({"additional_special_tokens": [sign]})
+        sampling = msgspec.structs.replace(sampling, stop=(sign,))
+    else:
+        tokenizer.eos_token = sign
+    shutil.copytree(spelled[0], tmp_path / "special")
+    tokenizer.save_pretrained(tmp_path / "special")
+    (done,) = Served(tmp_path / "special", spelled[1]).run([PROMPT], sampling)
+    first = free.tokens.tolist().index(int(free.tokens[5]))
+    assert (done.finish_reason, done.tokens.tolist()) == ("stop", free.tokens[: first + 1].tolist())
+    assert done.text == free.text[: 2 * first]
+
+
+def test_end_ids_come_from_the_model_where_the_generation_config_has_none(tmp_path: Path):
+    where, model, _ = tiny("llama")
+    (free,) = Served(where, model).run([PROMPT], Sampling(max_tokens=10, temperature=0))
+    config = copy.deepcopy(model.config)
+    config.eos_token_id = int(free.tokens[3])
+    config.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6}))
+    (stopped,) = Served(tmp_path, model).run([PROMPT], Sampling(max_tokens=10, temperature=0))
+    assert (stopped.finish_reason, int(stopped.tokens[-1])) == ("stop", int(free.tokens[3]))
 
 
 def test_stop_strings_without_a_tokenizer_are_refused():

@@ -61,7 +61,7 @@ def random_logits(rows: int, *, spread: float = 2.0, vocabulary: int = VOCABULAR
 @pytest.mark.parametrize("sampling", MIXES, ids=str)
 def test_logprobs_are_those_of_the_truncated_distribution(sampling: Sampling):
     logits = random_logits(64)
-    tokens, logprobs = sample(logits, [sampling] * 64, seeds=list(range(64)))
+    tokens, logprobs, _ = sample(logits, [sampling] * 64, seeds=list(range(64)))
     for row, token, logprob in zip(logits, tokens, logprobs, strict=True):
         assert logprob == pytest.approx(np.log(kept_distribution(row, sampling)[token]), abs=1e-5)
 
@@ -71,7 +71,7 @@ def test_draws_follow_the_truncated_distribution(sampling: Sampling):
     """Of 4000 draws from one row, no token's count is further than 5 standard deviations from what is expected."""
     count = 4000
     row = random_logits(1, spread=3.0)
-    tokens, _ = sample(np.repeat(row, count, 0), [sampling] * count, seeds=list(range(count)))
+    tokens, _, _ = sample(np.repeat(row, count, 0), [sampling] * count, seeds=list(range(count)))
     expected = kept_distribution(row[0], sampling)
     seen = np.bincount(tokens, minlength=VOCABULARY) / count
     assert not seen[expected == 0].any()
@@ -91,7 +91,7 @@ def test_a_mixed_batch_draws_what_each_row_draws_alone():
 
 def test_greedy_takes_the_largest_logit_and_reports_the_untempered_logprob():
     logits = random_logits(8)
-    tokens, logprobs = sample(logits, [Sampling(temperature=0, top_k=3, top_p=0.5)] * 8, seeds=[0] * 8)
+    tokens, logprobs, _ = sample(logits, [Sampling(temperature=0, top_k=3, top_p=0.5)] * 8, seeds=[0] * 8)
     assert tokens.tolist() == logits.argmax(-1).tolist()
     expected = [np.log(kept_distribution(row, Sampling())[row.argmax()]) for row in logits]
     np.testing.assert_allclose(logprobs, expected, atol=1e-5)
@@ -99,22 +99,53 @@ def test_greedy_takes_the_largest_logit_and_reports_the_untempered_logprob():
 
 def test_a_flat_distribution_widens_the_candidates_until_they_suffice():
     logits = random_logits(16, spread=0.01, vocabulary=5000)
-    tokens, logprobs = sample(logits, [Sampling(top_p=0.9)] * 16, seeds=list(range(16)))
+    tokens, logprobs, _ = sample(logits, [Sampling(top_p=0.9)] * 16, seeds=list(range(16)))
     assert len(set(tokens.tolist())) > 8
     np.testing.assert_allclose(logprobs, [-np.log(4500)] * 16, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(top_p=0.9), Sampling(top_p=0.999, min_p=0.003, temperature=1.3)], ids=str
+)
+def test_a_wide_nucleus_is_exact_among_equal_logits(sampling: Sampling):
+    """Half-precision logits, of which many are equal, over a vocabulary far larger than the first candidates."""
+    logits = random_logits(24, vocabulary=9000).astype(np.float16).astype(np.float32)
+    tokens, logprobs, _ = sample(logits, [sampling] * 24, seeds=list(range(24)))
+    for row, token, logprob in zip(logits, tokens, logprobs, strict=True):
+        kept = kept_distribution(row, sampling)
+        assert (kept > 0).sum() > 500
+        assert logprob == pytest.approx(np.log(kept[token]), abs=2e-5)
+
+
+def test_draws_do_not_depend_on_which_of_two_near_equal_logits_is_larger():
+    """Noise of one part in a million, such as another batch size makes, moves no draw but one on a border."""
+    logits = np.round(random_logits(400), 1)
+    noisy = logits + np.random.default_rng(1).normal(size=logits.shape).astype(np.float32) * 1e-6
+    for sampling in (Sampling(top_k=20), Sampling(top_p=0.5), Sampling(top_p=0.95)):
+        seeds = list(range(400))
+        a, _, _ = sample(logits, [sampling] * 400, seeds=seeds)
+        b, _, _ = sample(noisy, [sampling] * 400, seeds=seeds)
+        edge = np.array([_ties_at_the_edge(row, sampling) for row in logits])
+        assert (a != b)[~edge].mean() < 0.01
+
+
+def _ties_at_the_edge(row: np.ndarray, sampling: Sampling) -> bool:
+    """Whether the least likely token that is kept has an equal that is not: noise may then exchange them."""
+    kept = kept_distribution(row, sampling) > 0
+    return bool((row[~kept] == row[kept].min()).any())
 
 
 def test_a_peaked_distribution_gives_no_token_of_weight_zero():
     logits = np.full((200, VOCABULARY), -1e4, np.float32)
     logits[:, 777] = 0
-    tokens, logprobs = sample(logits, [Sampling()] * 200, seeds=list(range(200)))
+    tokens, logprobs, _ = sample(logits, [Sampling()] * 200, seeds=list(range(200)))
     assert set(tokens.tolist()) == {777}
     assert not logprobs.any()
 
 
 def test_the_likeliest_token_is_always_kept():
     logits = random_logits(8)
-    tokens, logprobs = sample(logits, [Sampling(top_p=0.0)] * 8, seeds=list(range(8)))
+    tokens, logprobs, _ = sample(logits, [Sampling(top_p=0.0)] * 8, seeds=list(range(8)))
     assert tokens.tolist() == logits.argmax(-1).tolist()
     np.testing.assert_allclose(logprobs, 0, atol=1e-6)
 

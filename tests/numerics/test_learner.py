@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from corrente import config as c
 from corrente.algo.losses import PolicyObjective
+from corrente.backends.single import SingleDevice
 from corrente.config import RunConfig
 from corrente.errors import CheckpointError, ConfigError, DivergedError
 from corrente.learner.core import LearnerCore
@@ -181,16 +184,39 @@ def test_dropout_of_the_model_is_off(model_dir, build_batch, plain_logprobs, bui
 # ---- what is left alone -------------------------------------------------------------------------------------------------------
 
 
-def test_batch_without_rows_changes_nothing(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir(), learner=c.Learner(lr=1e-2, weight_decay=0.1)))
-    core.step(build_batch())
+def _moves_nothing(core: LearnerCore, batch: Batch) -> dict[str, float]:
+    """What a step of this batch reports, after it left weights and optimizer as they were."""
     before, state = _weights(core), core._backend.state()
     moments = {k: {n: t.clone() for n, t in s.items()} for k, s in state["state"].items()}
-    report = core.step(_empty())
+    report = core.step(batch)
     assert _same(_weights(core), before)
     after = core._backend.state()["state"]
     assert all(torch.equal(after[k][n], t) for k, s in moments.items() for n, t in s.items())
-    assert report["train/tokens"] == 0
+    assert all(parameter.grad is None for parameter in core._policy.model.parameters())
+    return report
+
+
+def test_batch_without_rows_changes_nothing(model_dir, build_batch):
+    core = LearnerCore(_config(model_dir(), learner=c.Learner(lr=1e-2, weight_decay=0.1)))
+    core.step(build_batch())
+    assert _moves_nothing(core, _empty())["train/tokens"] == 0
+
+
+@pytest.mark.parametrize("why", ["equal rewards", "all rejected"])
+def test_step_without_gradient_changes_nothing_though_the_optimizer_has_momentum(why, model_dir, build_batch):
+    learner, batch = c.Learner(lr=1e-2, weight_decay=0.1), build_batch()
+    taught = LearnerCore(_config(model_dir(), learner=learner))
+    taught.step(batch)
+    if why == "equal rewards":
+        core = taught
+        flat = [msgspec.structs.replace(row, advantages=np.zeros_like(row.advantages)) for row in batch.rows]
+        batch = msgspec.structs.replace(batch, rows=tuple(flat))
+    else:
+        core = LearnerCore(_config(model_dir(), learner=learner, staleness=c.Staleness(veto=1e9)))
+        core._backend.restore(taught._backend.state())
+    report = _moves_nothing(core, batch)
+    assert report["train/grad_norm"] == 0
+    assert report["train/tokens"] > 0
 
 
 def test_batch_without_rows_counts_in_the_schedule(model_dir, build_batch):
@@ -289,7 +315,7 @@ def test_ratio_is_one_at_equal_weights(model_dir, build_model, build_batch, plai
     report = core.step(batch)
     assert report["ratio/mean"] == pytest.approx(1, abs=1e-4)
     assert report["ratio/max"] == pytest.approx(1, abs=1e-3)
-    assert report["ess"] == pytest.approx(1, abs=1e-6)
+    assert report["ratio/ess"] == pytest.approx(1, abs=1e-6)
     assert report["mismatch/logprob_gap_mean"] < 1e-4
     assert report["train/clip_fraction"] == 0
 
@@ -312,7 +338,7 @@ def test_metrics_equal_their_definitions(model_dir, build_model, build_batch, pl
         "ratio/mean": ratio.mean(),
         "ratio/max": ratio.max(),
         "kl/behaviour_k3": k3.mean(),
-        "ess": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio),
+        "ratio/ess": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio),
         "mismatch/logprob_gap_mean": np.abs(logprobs - behaviour)[lags == 0].mean(),
         "mismatch/logprob_gap_max": np.abs(logprobs - behaviour)[lags == 0].max(),
     }
@@ -325,11 +351,13 @@ def test_metrics_equal_their_definitions(model_dir, build_model, build_batch, pl
     ):
         want[f"lag{name}/tokens"] = mine.sum()
         want[f"lag{name}/ratio_mean"] = ratio[mine].mean()
+        want[f"lag{name}/ratio_max"] = ratio[mine].max()
+        want[f"lag{name}/ess"] = ratio[mine].sum() ** 2 / (ratio[mine] ** 2).sum() / mine.sum()
         want[f"lag{name}/kl_k3"] = k3[mine].mean()
     assert {name: report[name] for name in want} == {
         name: pytest.approx(value, rel=1e-3) for name, value in want.items()
     }
-    assert 0 < report["entropy"] < math.log(61)
+    assert 0 < report["train/entropy"] < math.log(61)
 
 
 def test_bucket_without_tokens_is_left_out(model_dir, build_batch):
@@ -338,8 +366,9 @@ def test_bucket_without_tokens_is_left_out(model_dir, build_batch):
         msgspec.structs.replace(row, versions=np.where(row.loss_mask, 3, 0).astype(np.int32)) for row in batch.rows
     )
     report = LearnerCore(_config(model_dir())).step(msgspec.structs.replace(batch, rows=fresh))
-    assert {name for name in report if name.startswith("lag")} == {"lag2/tokens", "lag2/ratio_mean", "lag2/kl_k3"}
-    assert not any(name.startswith("mismatch/") for name in report)
+    assert {name.partition("/")[0] for name in report if name.startswith("lag")} == {"lag2"}
+    assert report["lag2/tokens"] == report["train/tokens"]
+    assert not any(name.startswith("mismatch") for name in report)
 
 
 def test_reference_is_the_initial_model(model_dir, build_batch):
@@ -422,6 +451,23 @@ def test_checkpoint_continues_as_if_never_stopped(model_dir, build_batch, tmp_pa
     assert reports[0] == reports[1]
 
 
+def test_a_restored_optimizer_keeps_its_moments_and_takes_the_settings_it_is_given():
+    def stepped(settings: c.Learner, start: float, state: dict[str, Any] | None = None) -> tuple[SingleDevice, float]:
+        weight = torch.nn.Parameter(torch.tensor([[start]]))
+        backend = SingleDevice([weight], learner=settings)
+        if state is not None:
+            backend.restore(state)
+        backend.accumulate(2.0 * weight.sum())
+        backend.step(lr=0.1, norm=2.0, max_norm=0.0)
+        return backend, weight.item()
+
+    before, _ = stepped(c.Learner(), 1.0)
+    after, moved = stepped(c.Learner(betas=(0.5, 0.0), eps=1.0, weight_decay=0.5), 3.0, before.state())
+    mean = (0.5 * 0.1 * 2 + 0.5 * 2) / (1 - 0.5**2)  # the first step left 0.1 * 2, at the old beta
+    assert moved == pytest.approx(3.0 * (1 - 0.1 * 0.5) - 0.1 * mean / (2 + 1.0))
+    assert after.state()["param_groups"][0]["betas"] == (0.5, 0.0)
+
+
 def test_checkpoint_is_a_model_anyone_can_load(model_dir, build_batch, tmp_path):
     source = model_dir("gpt2")
     core = LearnerCore(_config(source))
@@ -489,3 +535,12 @@ def test_save_into_a_missing_directory_is_a_checkpoint_error(model_dir, tmp_path
 def test_directory_without_a_model_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.path"):
         LearnerCore(_config(tmp_path))
+
+
+def test_weights_that_are_missing_are_refused_and_not_made_up(model_dir, tmp_path):
+    shutil.copytree(model_dir(), tmp_path / "lacking")
+    weights = load_file(tmp_path / "lacking" / "model.safetensors")
+    weights["model.layers.1.self_attn.q_proj.base_layer.weight"] = weights.pop("model.layers.1.self_attn.q_proj.weight")
+    save_file(weights, tmp_path / "lacking" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model\.path.*no weights for model\.layers\.1\.self_attn\.q_proj\.weight"):
+        LearnerCore(_config(tmp_path / "lacking"))

@@ -245,7 +245,9 @@ def test_head_equals_autograd(bias, temperature, chunk, keep, monkeypatch):
 
     logits = torch.nn.functional.linear(hidden, weight, offset) / temperature
     want = torch.log_softmax(logits, -1)[slot, targets]
-    got, entropy = head.token_logprobs(hidden, weight, offset, slot_K=slot, targets_K=targets, temperature=temperature)
+    got, entropy, _ = head.token_logprobs(
+        hidden, weight, offset, slot_K=slot, targets_K=targets, temperature=temperature
+    )
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
     for mine, theirs in zip(
@@ -254,13 +256,38 @@ def test_head_equals_autograd(bias, temperature, chunk, keep, monkeypatch):
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+@pytest.mark.parametrize("keep", [0, 1 << 20])
+@pytest.mark.parametrize("both", [True, False])
+def test_entropy_is_differentiable(temperature, chunk, keep, both, monkeypatch):
+    """Alone, and with log-probs; against autograd over all logits, and the same from logits a model made."""
+    monkeypatch.setattr(head, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(head, "KEEP_BYTES", keep)
+    torch.manual_seed(0)
+    leaves = [torch.randn(n, 5, dtype=torch.float64).requires_grad_() for n in (7, 11)]
+    slot, targets = torch.tensor([0, 0, 2, 6]), torch.tensor([4, 9, 0, 3])
+    of_entropy, of_logprobs = torch.randn(7, dtype=torch.float64), torch.randn(4, dtype=torch.float64) * both
+
+    def total(logprobs, entropy):
+        return (of_entropy * entropy).sum() + ((of_logprobs * logprobs).sum() if both else 0)
+
+    logits = leaves[0] @ leaves[1].T
+    every = torch.log_softmax(logits / temperature, -1)
+    want = torch.autograd.grad(total(every[slot, targets], -(every.exp() * every).sum(-1)), leaves)
+    kwargs = {"slot_K": slot, "targets_K": targets, "temperature": temperature}
+    for out in (head.token_logprobs(*leaves, None, **kwargs), head.from_logits(leaves[0] @ leaves[1].T, **kwargs)):
+        for mine, theirs in zip(torch.autograd.grad(total(*out[:2]), leaves), want, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
 def test_head_is_exact_where_half_precision_would_not_be():
     """Hidden states in bfloat16: the softmax over them still sums to one in float32."""
     torch.manual_seed(0)
     hidden, weight = torch.randn(3, 8).bfloat16(), torch.randn(50, 8)
     every = torch.arange(50).repeat(3)
     slot = torch.arange(3).repeat_interleave(50)
-    got, _ = head.token_logprobs(hidden, weight, None, slot_K=slot, targets_K=every, temperature=1.0)
+    got, *_ = head.token_logprobs(hidden, weight, None, slot_K=slot, targets_K=every, temperature=1.0)
     torch.testing.assert_close(got.view(3, 50).exp().sum(-1), torch.ones(3), atol=1e-5, rtol=0)
 
 
@@ -270,9 +297,6 @@ def test_head_is_exact_where_half_precision_would_not_be():
 @pytest.mark.parametrize(
     ("config", "key"),
     [
-        (RunConfig(sampling=Sampling(top_k=5)), "sampling.top_k = 5"),
-        (RunConfig(sampling=Sampling(top_p=0.9)), "sampling.top_p = 0.9"),
-        (RunConfig(sampling=Sampling(min_p=0.1)), "sampling.min_p = 0.1"),
         (RunConfig(sampling=Sampling(temperature=0)), "sampling.temperature = 0"),
         (RunConfig(algo=Algo(delta=1.2, epsilon_high=0.28)), "algo.delta = 1.2"),
     ],

@@ -5,24 +5,30 @@ A hang would show as TimeoutError at ``limit_s`` of virtual time.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
 import anyio
 import msgspec
 import pytest
 
-from corrente.config import Barrier, Drain, Limits, Recompute, Swap
-from corrente.env.base import Generate
+from corrente.config import Limits
+from corrente.env.base import Generate, Played
 from corrente.errors import (
     CheckpointError,
     DivergedError,
     FailureBudgetError,
+    NothingToLearnError,
     StallError,
     SyncError,
     WorkerDied,
 )
 from corrente.sim.distributions import Fixed, LogNormal
+from corrente.sim.engine import Speed
 from corrente.sim.faults import Fault
 from corrente.testing import Simulation, World, run_virtual, simulate
-from corrente.testing.world import build, flow, play
+from corrente.testing.world import LANDINGS, build, flow, play
 from corrente.types import Prompt, Request, Sampling, Turn
 
 LIMITS = Limits(episode_s=30.0, watchdog_s=100.0, failure_fraction=0.6)
@@ -32,7 +38,8 @@ SURVIVED = [
     *(Fault(stage=stage, probability=0.2) for stage in ("generate", "env", "score")),
     *(Fault(stage=stage, kind="hang", probability=0.1) for stage in ("generate", "env", "score")),
     *(Fault(stage=stage, kind="slow", delay_s=5.0, probability=0.3) for stage in ("generate", "env", "score")),
-    *(Fault(stage=stage, calls=(1, 2, 5)) for stage in ("stage", "flip", "apply")),
+    *(Fault(stage=stage, calls=(1, 2, 5)) for stage in ("stage", "flip", "apply", "receive")),
+    *(Fault(stage="partials", kind=kind, probability=1.0) for kind in ("error", "hang")),
     *(
         Fault(stage=stage, kind="slow", delay_s=60.0, calls=(1, 4))
         for stage in ("stage", "flip", "apply", "step", "save")
@@ -62,7 +69,7 @@ def named(value: object) -> str:
     if isinstance(value, type):
         return value.__name__
     if not isinstance(value, Fault):
-        return str(value).split(" ")[0]
+        return type(value).__name__
     fault = value
     return f"{fault.stage}-{fault.kind}" + ("-always" if fault.probability == 1 else "")
 
@@ -74,8 +81,16 @@ def config(**changes):
     )
 
 
-@pytest.mark.parametrize("fault", SURVIVED, ids=named)
-@pytest.mark.parametrize("landing", [Swap(), Barrier()], ids=lambda landing: type(landing).__name__)
+def each_with(faults: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Every fault under every landing; all but one landing of each, in turn, are slow."""
+    return [
+        pytest.param(*fault, landing, marks=[] if at % len(LANDINGS) == number else pytest.mark.slow)
+        for at, fault in enumerate(faults)
+        for number, landing in enumerate(LANDINGS)
+    ]
+
+
+@pytest.mark.parametrize(("fault", "landing"), each_with([(fault,) for fault in SURVIVED]), ids=named)
 def test_a_fault_that_passes_costs_no_more_than_what_it_struck(fault: Fault, landing) -> None:
     world = World(lengths=TAIL, faults=(fault,), reward_deadline_s=10.0)
     run = simulate(config(inflight=landing), world, limit_s=20_000)
@@ -83,7 +98,7 @@ def test_a_fault_that_passes_costs_no_more_than_what_it_struck(fault: Fault, lan
     assert len(run.learner.steps) == 10
     trained = [entry.prompt_id for entry in run.consumed]
     assert len(trained) == len(set(trained)) == 20
-    if fault.stage in ("stage", "flip", "apply") and fault.kind == "error":
+    if fault.stage in ("stage", "flip", "apply", "receive") and fault.kind == "error":
         warnings = [message for _, message in run.sink.events if "trying again" in message]
         assert len(warnings) == 3
         assert all("injected" in message for message in warnings)
@@ -91,15 +106,16 @@ def test_a_fault_that_passes_costs_no_more_than_what_it_struck(fault: Fault, lan
         assert len(run.parts.sink.failed) == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("landing", [Swap(), Recompute(), Drain(), Barrier()], ids=lambda at: type(at).__name__)
-@pytest.mark.parametrize(("kind", "fault"), [(k, f) for k, fs in FATAL.items() for f in fs], ids=named)
+@pytest.mark.parametrize(
+    ("kind", "fault", "landing"), each_with([(k, f) for k, fs in FATAL.items() for f in fs]), ids=named
+)
 def test_a_fault_that_stays_ends_the_run_with_its_name(kind: type[Exception], fault: Fault, landing) -> None:
     world = World(lengths=TAIL, faults=(fault,), reward_deadline_s=10.0)
     run = simulate(config(inflight=landing), world, limit_s=20_000)
     assert type(run.error) is kind
     assert str(run.error)
     if kind not in (StallError, FailureBudgetError):
-        assert "injected" in str(run.error) or "died" in str(run.error)
+        assert any(word in str(run.error) for word in ("injected", "died", "is dead"))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +133,32 @@ def test_a_stall_says_who_waits_for_what_since_when(fault: Fault, blames: str) -
     assert isinstance(run.error, StallError)
     assert blames in str(run.error)
     assert "100" in str(run.error)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(step_s=Fixed(400.0)),
+        World(lengths=Fixed(2048), speed=Speed(step_s=0.25, per_sequence_s=0.0)),
+        World(lengths=Fixed(2048), speed=Speed(step_s=0.25, per_sequence_s=0.0), engines=2, step_s=Fixed(400.0)),
+    ],
+    ids=["a long step", "long completions", "both"],
+)
+def test_work_that_takes_longer_than_the_watchdogs_patience_is_no_stall(world: World) -> None:
+    limits = Limits(episode_s=10_000.0, watchdog_s=100.0)
+    run = simulate(msgspec.structs.replace(config(), limits=limits), world, limit_s=100_000)
+    assert run.error is None
+    assert len(run.learner.steps) == 10
+
+
+@pytest.mark.parametrize("stage", ["step", "apply"])
+def test_a_hang_is_found_within_the_watchdogs_patience_of_the_last_that_moved(stage: str) -> None:
+    """Of an engine, of which the learner soon waits; of the learner, on which the engine soon waits."""
+    world = World(step_s=Fixed(400.0), faults=(Fault(stage=stage, kind="hang", calls=(2,)),))
+    run = simulate(msgspec.structs.replace(config(), limits=Limits(watchdog_s=100.0)), world, limit_s=100_000)
+    assert isinstance(run.error, StallError)
+    ended = [stop for _, _, _, stop in run.sink.spans]
+    assert run.elapsed_s <= max(ended) + 100.0
 
 
 def test_a_worker_that_dies_ends_the_run_within_a_second() -> None:
@@ -145,7 +187,7 @@ def test_a_worker_that_dies_ends_the_run_within_a_second() -> None:
 class Agents:
     """An environment that asks for three completions at once, from a task group of its own."""
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> tuple[Turn, ...]:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
         turns = [Turn(speaker="user", tokens=prompt.tokens)]
 
         async def one(at: int) -> None:
@@ -156,7 +198,7 @@ class Agents:
         async with anyio.create_task_group() as tasks:
             for at in range(3):
                 tasks.start_soon(one, at)
-        return tuple(turns)
+        return Played(turns=tuple(turns))
 
 
 @pytest.mark.parametrize(
@@ -207,3 +249,117 @@ def test_an_error_of_the_data_is_the_error_of_the_run() -> None:
     run = simulate(config(), World(faults=(Fault(stage="prompt", calls=(0,)),)), limit_s=1000)
     assert isinstance(run.error, OSError)
     assert run.learner.steps == []
+
+
+def test_prompts_that_are_refused_at_once_do_not_end_a_healthy_run() -> None:
+    """All episodes of two of the first sixteen groups fail before any other has ended."""
+    faults = tuple(Fault(stage="generate", key=f"{ticket}/*") for ticket in (3, 9))
+    run = simulate(flow(steps=3, prompts=8, size=8, ahead=1, window=1), World(faults=faults))
+    assert run.counts["failed"] == 2
+    assert len(run.learner.steps) == 3
+
+
+def test_groups_that_lose_too_many_episodes_to_be_learned_from_end_the_run() -> None:
+    """One of two episodes always fails: not more than half of what is attempted, and no group is ever trainable."""
+    fault = Fault(stage="generate", key="*/0/0")
+    run = simulate(flow(steps=3, size=2), World(faults=(fault,)), limit_s=5000)
+    assert isinstance(run.error, NothingToLearnError)
+    assert "injected" in str(run.error)
+
+
+def test_a_queue_at_the_engine_is_not_counted_against_an_episode() -> None:
+    """Nothing is wrong, and the last of the queue is served long after limits.episode_s."""
+    world = World(lengths=Fixed(100), max_sequences=4)
+    run = simulate(flow(steps=3, prompts=8, size=8, limits=Limits(episode_s=30.0)), world)
+    assert run.counts["failed"] == 0
+    assert len(run.learner.steps) == 3
+
+
+@pytest.mark.parametrize(("stage", "blamed"), [("env", "the environment"), ("generate", "the engine")])
+def test_a_deadline_is_charged_to_who_was_waited_for(stage: Any, blamed: str) -> None:
+    fault = Fault(stage=stage, kind="hang", probability=1.0)
+    run = simulate(flow(steps=3, limits=Limits(episode_s=5.0)), World(faults=(fault,)))
+    assert isinstance(run.error, FailureBudgetError)
+    assert f"failed at {blamed}" in str(run.error)
+
+
+class Wrapped(Agents):
+    """An environment whose outcome is changed by ``change``."""
+
+    def __init__(self, change: Any) -> None:
+        self._change = change
+
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+        return self._change(await super().play(prompt, generate, key=key, group=group, seed=seed))
+
+
+def changed(change: Any, **world: Any) -> Simulation:
+    async def main() -> Simulation:
+        simulation = build(flow(steps=3), World(**world))
+        simulation.parts = msgspec.structs.replace(simulation.parts, env=Wrapped(change))
+        return await play(simulation)
+
+    return run_virtual(main, limit_s=1000)
+
+
+async def refuses() -> None:
+    raise OSError("no such container")
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [({"release": refuses}, "no such container"), ({"metrics": {"env/won": "yes", "env/turns": 3}}, "env/won")],
+    ids=["release", "metrics"],
+)
+def test_what_goes_wrong_beside_an_episode_is_told_once_and_costs_nothing(what: dict[str, Any], told: str) -> None:
+    run = changed(lambda played: msgspec.structs.replace(played, **what))
+    assert run.counts["failed"] == 0
+    assert len([message for _, message in run.sink.events if told in message]) == 1
+    if "metrics" in what:
+        assert run.sink.rows[0][1]["env/turns"] == 3.0
+
+
+def test_numbers_that_engine_and_scorer_do_not_give_are_told_once_and_missing() -> None:
+    async def main() -> Simulation:
+        simulation = build(flow(steps=3), World())
+
+        def broken(*_: object) -> Any:
+            raise ValueError("no numbers today")
+
+        simulation.engine.stats = simulation.parts.scorer.stats = broken  # type: ignore[method-assign]
+        return await play(simulation)
+
+    run = run_virtual(main)
+    assert len(run.learner.steps) == 3
+    told = [message for _, message in run.sink.events if "no numbers today" in message]
+    assert [message.split(":")[0] for message in told] == ["no numbers of the engine", "no numbers of the scorer"]
+    assert "groups/trained" in run.sink.rows[-1][1]
+
+
+def test_an_error_of_the_data_comes_after_a_checkpoint() -> None:
+    run = simulate(flow(steps=10), World(faults=(Fault(stage="prompt", calls=(9,)),)))
+    assert isinstance(run.error, OSError)
+    snapshot, state = run.checkpoints.read()
+    assert snapshot.step == state == len(run.learner.steps) > 0
+
+
+def test_an_error_of_generation_while_the_last_step_runs_is_told_and_no_failure() -> None:
+    world = World(step_s=Fixed(10.0), faults=(Fault(stage="prompt", calls=(4,)),))
+    run = simulate(flow(steps=1, prompts=2), world)
+    assert run.outcome is not None
+    assert run.outcome.ended == "steps"
+
+
+@pytest.mark.parametrize("raised", [SystemExit(0), asyncio.CancelledError()], ids=["exit", "cancelled"])
+def test_what_an_environment_raises_to_end_its_process_or_task_costs_its_episode(raised: BaseException) -> None:
+    def ends(played: Played) -> Played:
+        raise raised
+
+    async def main() -> Simulation:
+        simulation = build(flow(steps=3), World(speed=Speed(step_s=1e-4, per_sequence_s=0.0)))
+        simulation.parts = msgspec.structs.replace(simulation.parts, env=Wrapped(ends))
+        return await play(simulation)
+
+    run = anyio.run(main, backend="asyncio")
+    assert isinstance(run.error, FailureBudgetError)
+    assert f"ended by {type(raised).__name__}" in str(run.error)

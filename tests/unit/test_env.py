@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from corrente.config import Eval
-from corrente.env.base import Generate
+from corrente.env.base import Generate, Played
 from corrente.env.single import SingleTurn
 from corrente.errors import GenerationError
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_env
 from corrente.testing.world import Simulation, World, build, flow, play
-from corrente.types import Completion, Prompt, Request, Sampling, Span, Turn
+from corrente.types import Completion, Prompt, Request, Sampling, Span
 
 
 def test_one_request_carries_prompt_sampling_seed_and_group():
@@ -35,7 +35,7 @@ def test_one_request_carries_prompt_sampling_seed_and_group():
     async def play():
         return await SingleTurn(sampling).play(prompt, generate, key="12/3", group="12", seed=99)
 
-    given, sampled = anyio.run(play)
+    given, sampled = anyio.run(play).turns
     (request,) = asked
     assert (request.id, request.group, request.seed, request.sampling) == ("12/3/0", "12", 99, sampling)
     assert request.tokens is prompt.tokens
@@ -44,6 +44,25 @@ def test_one_request_carries_prompt_sampling_seed_and_group():
     assert sampled.tokens is answer.tokens
     assert sampled.completion is answer
     assert sampled.parent == 0
+
+
+def test_an_aborted_completion_is_no_sample():
+    cut = Completion(
+        tokens=np.array([8], np.int32),
+        logprobs=np.array([-1.0], np.float32),
+        spans=(Span(4, 0, 1),),
+        finish_reason="abort",
+    )
+
+    async def generate(request: Request) -> Completion:
+        return cut
+
+    async def play():
+        prompt = Prompt(id="0/7", tokens=np.array([5, 6, 7], np.int32))
+        return await SingleTurn(Sampling()).play(prompt, generate, key="1/2", group="1", seed=0)
+
+    with pytest.raises(GenerationError, match="1/2/0 was aborted after 1 tokens"):
+        anyio.run(play)
 
 
 def test_refusal_of_the_engine_passes_through():
@@ -87,7 +106,7 @@ class Recorder(SingleTurn):
         self.played: set[str] = set()
         self.requests: list[Request] = []
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> tuple[Turn, ...]:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
         async def recorded(request: Request) -> Completion:
             self.requests.append(request)
             return await generate(request)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 
-from corrente.errors import SyncError
-from corrente.inflight.policies import Barrier, Drain, Recompute, Swap
+from corrente.errors import GenerationError, SyncError
+from corrente.inflight.policies import Barrier, Cancel, Drain, Recompute, Resume, Snapshot, Swap
 from corrente.testing import run_virtual
 from corrente.testing.expect import pending
-from corrente.traffic import Valve
+from corrente.traffic import PATIENCE_S, Valve
+
+
+async def no_engine(ids: Sequence[str]) -> None:
+    raise AssertionError(f"nobody was to be interrupted, but {ids} were")
 
 
 async def passed(valve: Valve) -> None:
     """One request, over as soon as it is let in."""
-    async with valve.requests.enter():
+    async with valve.request("r"):
         pass
 
 
@@ -22,11 +28,11 @@ def land(policy, *, entries: list[tuple[float, float]]) -> tuple[float, list[flo
     """Requests that start and last so many seconds, and a landing that begins at 10: when it flipped, when each got in."""
 
     async def main() -> tuple[float, list[float], str]:
-        valve, entered, flips = Valve(), [0.0] * len(entries), []
+        valve, entered, flips = Valve(no_engine), [0.0] * len(entries), []
 
         async def request(at: int, start_s: float, lasts_s: float) -> None:
             await anyio.sleep(start_s)
-            async with valve.groups.enter(), valve.requests.enter():
+            async with valve.group(at, version=0), valve.request(str(at)):
                 entered[at] = anyio.current_time()
                 await anyio.sleep(lasts_s)
 
@@ -38,17 +44,19 @@ def land(policy, *, entries: list[tuple[float, float]]) -> tuple[float, list[flo
             for at, (start_s, lasts_s) in enumerate(entries):
                 tasks.start_soon(request, at, start_s, lasts_s)
             await anyio.sleep(10.0)
-            await policy.land(valve, flip)
-        assert valve.requests.live == valve.groups.live == 0
+            await policy.land(valve, flip, version=1)
+        assert valve.live == (0, 0)
         return flips[0][0], entered, flips[0][1]
 
     return run_virtual(main, limit_s=1000)
 
 
-def test_swap_and_recompute_flip_at_once() -> None:
-    entries = [(0.0, 50.0), (10.5, 1.0)]
-    assert land(Swap(), entries=entries) == (10.0, [0.0, 10.5], "swap")
-    assert land(Recompute(), entries=entries) == (10.0, [0.0, 10.5], "recompute")
+@pytest.mark.parametrize(
+    ("policy", "mode"),
+    [(Swap(), "swap"), (Recompute(), "recompute"), (Cancel(max_age=1), "swap"), (Snapshot(), "snapshot")],
+)
+def test_swap_recompute_cancel_and_snapshot_flip_at_once(policy, mode: str) -> None:
+    assert land(policy, entries=[(0.0, 50.0), (10.5, 1.0)]) == (10.0, [0.0, 10.5], mode)
 
 
 @pytest.mark.parametrize("policy", [Drain(), Barrier()])
@@ -60,22 +68,26 @@ def test_drain_and_barrier_wait_for_the_live_and_hold_back_the_new(policy) -> No
 
 def test_a_failed_or_cancelled_landing_lets_the_held_in() -> None:
     async def main() -> None:
-        for policy in (Drain(), Barrier()):
-            valve = Valve()
+        for policy in (Drain(), Barrier(), Resume()):
+
+            async def deaf(ids: Sequence[str]) -> None:
+                pass
+
+            valve = Valve(deaf)
 
             async def fail(mode: str) -> None:
                 raise SyncError("no")
 
             with pytest.raises(SyncError):
-                await policy.land(valve, fail)
-            async with valve.groups.enter(), valve.requests.enter():
+                await policy.land(valve, fail, version=1)
+            async with valve.group(0, version=0), valve.request("r"):
                 pass
-            live = valve.requests.enter() if isinstance(policy, Drain) else valve.groups.enter()
+            live = valve.group(1, version=0) if isinstance(policy, Barrier) else valve.request("r")
             await live.__aenter__()
-            async with pending(lambda policy=policy, valve=valve: policy.land(valve, fail)) as landing:
+            async with pending(lambda policy=policy, valve=valve: policy.land(valve, fail, version=1)) as landing:
                 assert not landing.done
                 await landing.cancel()
-            async with valve.groups.enter(), valve.requests.enter():
+            async with valve.group(2, version=0), valve.request("r"):
                 pass
             await live.__aexit__(None, None, None)
 
@@ -84,22 +96,22 @@ def test_a_failed_or_cancelled_landing_lets_the_held_in() -> None:
 
 def test_cancelling_a_held_request_leaves_no_trace() -> None:
     async def main() -> None:
-        valve = Valve()
-        async with valve.requests.quiet():
+        valve = Valve(no_engine)
+        async with valve.quiet_requests():
             async with pending(lambda: passed(valve)) as held:
                 assert not held.done
                 await held.cancel()
-            assert valve.requests.live == 0
-        async with valve.requests.enter():
-            assert valve.requests.live == 1
+            assert valve.live == (0, 0)
+        async with valve.request("r"):
+            assert valve.live == (1, 0)
 
     run_virtual(main)
 
 
 def test_two_holders_hold_until_both_let_go() -> None:
     async def main() -> None:
-        valve = Valve()
-        first, second = valve.requests.quiet(), valve.requests.quiet()
+        valve = Valve(no_engine)
+        first, second = valve.quiet_requests(), valve.quiet_requests()
         await first.__aenter__()
         await second.__aenter__()
         async with pending(lambda: passed(valve)) as held:
@@ -111,3 +123,120 @@ def test_two_holders_hold_until_both_let_go() -> None:
             assert held.done
 
     run_virtual(main)
+
+
+# ---- interruption ----------------------------------------------------------------------------------------------------
+
+
+class Ending:
+    """Requests that last until they are told to end; those named ``late`` are not known to the engine for so many seconds."""
+
+    def __init__(self, late: dict[str, float] | None = None) -> None:
+        self.valve = Valve(self.abort)
+        self.late = late or {}
+        self.live: dict[str, anyio.Event] = {}
+        self.interrupted: dict[str, list[bool]] = {}
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        await anyio.lowlevel.checkpoint()
+        for name in set(ids) & set(self.live):
+            self.live[name].set()
+
+    async def request(self, name: str) -> None:
+        async with self.valve.request(name) as passage:
+            await anyio.sleep(self.late.get(name, 0.0))
+            self.live[name] = anyio.Event()
+            await self.live[name].wait()
+            self.interrupted.setdefault(name, []).append(passage.interrupted)
+
+
+def test_an_interruption_ends_the_live_and_holds_the_new_back() -> None:
+    async def main() -> None:
+        ending = Ending()
+        async with anyio.create_task_group() as tasks:
+            for name in "ab":
+                tasks.start_soon(ending.request, name)
+            await anyio.sleep(1.0)
+            async with ending.valve.interrupted():
+                assert ending.valve.live == (0, 0)
+                tasks.start_soon(ending.request, "c")
+                await anyio.sleep(1.0)
+                assert set(ending.live) == {"a", "b"}
+            await anyio.sleep(1.0)
+            assert set(ending.live) == {"a", "b", "c"}
+            await ending.abort(["c"])
+        assert ending.interrupted == {"a": [True], "b": [True], "c": [False]}
+
+    run_virtual(main, limit_s=10)
+
+
+def test_an_interruption_asks_again_for_a_request_that_was_on_its_way() -> None:
+    async def main() -> None:
+        ending = Ending(late={"a": 1.2})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ending.request, "a")
+            await anyio.wait_all_tasks_blocked()
+            async with ending.valve.interrupted():
+                assert ending.valve.live == (0, 0)
+                assert 1.2 <= anyio.current_time() <= 1.8
+
+    run_virtual(main, limit_s=10)
+
+
+def test_an_interruption_does_not_wait_for_ever() -> None:
+    """A request the engine never hears of holds no weights in use: the version lands without it."""
+
+    async def main() -> None:
+        ending = Ending(late={"a": 100.0})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ending.request, "a")
+            await anyio.wait_all_tasks_blocked()
+            async with ending.valve.interrupted():
+                assert anyio.current_time() == pytest.approx(PATIENCE_S)
+            tasks.cancel_scope.cancel()
+
+    run_virtual(main, limit_s=10)
+
+
+def test_an_engine_that_cannot_abort_fails_the_landing() -> None:
+    async def refuse(ids: Sequence[str]) -> None:
+        raise GenerationError("no such call")
+
+    async def main() -> None:
+        valve = Valve(refuse)
+        async with valve.request("r"):
+            with pytest.raises(SyncError, match="could not be interrupted: no such call"):
+                await Resume().land(valve, lambda mode: anyio.sleep(0), version=1)
+        await passed(valve)
+
+    run_virtual(main, limit_s=10)
+
+
+# ---- giving up -------------------------------------------------------------------------------------------------------
+
+
+def test_groups_past_the_bound_are_given_up_as_wholes_and_the_others_go_on() -> None:
+    async def main() -> list[tuple[int, bool, float]]:
+        valve, seen = Valve(no_engine), list[tuple[int, bool, float]]()
+
+        async def member(version: int) -> None:
+            async with valve.request(f"{version}"):
+                await anyio.sleep(50.0)
+
+        async def group(version: int) -> None:
+            async with valve.group(version, version=version) as passage, anyio.create_task_group() as members:
+                members.start_soon(member, version)
+                members.start_soon(member, version)
+            seen.append((version, passage.given_up, anyio.current_time()))
+
+        async def flip(mode: str) -> None:
+            await anyio.sleep(1.0)
+
+        async with anyio.create_task_group() as tasks:
+            for version in range(4):
+                tasks.start_soon(group, version)
+            await anyio.sleep(10.0)
+            await Cancel(max_age=2).land(valve, flip, version=4)
+        return sorted(seen)
+
+    assert run_virtual(main, limit_s=100) == [(0, True, 11.0), (1, True, 11.0), (2, False, 50.0), (3, False, 50.0)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corrente.errors import LedgerError
-from corrente.ledger import OUTCOMES, Admission, Ledger
+from corrente.ledger import OUTCOMES, REASONS, Admission, Ledger
 from corrente.testing.samples import group, prompt
 
 
@@ -68,3 +68,13 @@ def test_the_account_balances_whatever_happens_and_survives_a_restart(ends: list
     assert after.counts() == ledger.counts()
     assert after.admitted == 31 - len(open_tickets)
     assert [after.reasons(o) for o in OUTCOMES] == [ledger.reasons(o) for o in OUTCOMES]
+
+
+def test_reasons_that_name_what_they_are_about_do_not_grow_without_end():
+    ledger = Ledger()
+    for ticket in range(3 * REASONS):
+        ledger.admit(ticket, admission(ticket))
+        ledger.settle(ticket, "failed", f"request {ticket} was lost")
+    reasons = ledger.reasons("failed")
+    assert len(reasons) == REASONS + 1
+    assert sum(reasons.values()) == 3 * REASONS

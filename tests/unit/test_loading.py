@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.test_cli import write_teacher
 
 from corrente import config as c
 from corrente import loading, schema
+from corrente.context import context
 from corrente.errors import ConfigError
+from corrente.playing import Environments
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,14 +128,14 @@ def test_key_that_looks_like_nothing_lists_what_there_is(tmp_path: Path):
         ("learner.lr=fast", ('learner.lr = "fast"', "a number above 0")),
         ("limits.failure_fraction=1.5", ("limits.failure_fraction = 1.5", "at least 0 and at most 1")),
         ("prompts.held_out=1.0", ("prompts.held_out = 1.0", "above 0 and below 1")),
-        ("algo.loss=ppo", ('algo.loss = "ppo"', '"grpo", "dr_grpo", "dapo"')),
+        ("algo.loss=ppo", ('algo.loss = "ppo"', '"dapo", "grpo", "bnpo", "dr_grpo"')),
         ("algo.delta=0.5", ("algo.delta = 0.5", 'a number above 1 or "none"')),
         ("staleness.reject=soon", ('staleness.reject = "soon"', 'an integer of at least 0 or "none"')),
         ("reward.functions=exact_line", ('reward.functions = "exact_line"', "a list, each a text")),
         ("learner.betas=[0.9]", ("learner.betas = [0.9]", "a list of 2, each a number")),
         ("observe.timeline=1", ("observe.timeline = 1", "true or false")),
         ("buffer.kind=ring", ('buffer.kind = "ring"', '"none", "double", "window", "stream"')),
-        ("engine.kind=vllm", ('engine.kind = "vllm"', '"embedded"')),
+        ("engine.kind=sglang", ('engine.kind = "sglang"', '"embedded", "vllm"')),
         ("run.steps", ("--set run.steps", "no value")),
     ],
 )
@@ -198,6 +204,14 @@ def test_stream_refuses_a_bound_it_does_not_have_and_needs_one_it_has(tmp_path: 
     loading.check(_load(tmp_path, "", "buffer.kind=stream", "staleness.mask=2"))
 
 
+def test_one_process_has_one_engine_and_only_embedded_ones_join(tmp_path: Path):
+    for key, value in (("replicas", 2), ("join", "true")):
+        said = _refusal(tmp_path, "", "runtime.kind=inline", f"pool.{key}={value}")
+        assert f'pool.{key} = {value}: runtime.kind = "inline"' in said
+    assert "pool.join = true" in _refusal(tmp_path, "", "engine.kind=vllm", "pool.join=true")
+    assert _load(tmp_path, "", "pool.replicas=2", "pool.join=true").pool == c.Pool(replicas=2, join=True)
+
+
 def test_path_beside_the_config_file_is_found(tmp_path: Path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     (tmp_path / "mine.py").write_text("def good(completions): return [1.0 for _ in completions]\n")
@@ -207,6 +221,16 @@ def test_path_beside_the_config_file_is_found(tmp_path: Path):
     loading.check(config)
     assert config.prompts == c.Jsonl(path=str(tmp_path / "rows.jsonl"))
     assert config.reward.functions == (f"{tmp_path / 'mine.py'}:good", "exact_line")
+
+
+def test_environment_and_tools_beside_the_config_file_are_found(tmp_path: Path):
+    (tmp_path / "mine.py").write_text("")
+    config = _load(
+        tmp_path, '[env]\nkind = "environment"\nfactory = "mine.py:Game"\nfunctions = ["mine.py:look", "a.b:c"]'
+    )
+    assert isinstance(config.env, Environments)
+    assert config.env.factory == f"{tmp_path / 'mine.py'}:Game"
+    assert config.env.functions == (f"{tmp_path / 'mine.py'}:look", "a.b:c")
 
 
 def test_dump_loads_to_the_same_config(tmp_path: Path):
@@ -241,9 +265,56 @@ def test_dump_loads_to_the_same_config(tmp_path: Path):
     )
 )
 def test_dump_survives_any_text_and_number(config: c.RunConfig):
-    import tomllib
-
     assert loading.parse(tomllib.loads(loading.dump(config))) == config
+
+
+def test_dump_of_free_tables_loads_to_the_same_config():
+    text = """
+        chat.template_kwargs = {day = 2026-11-30, "a \\" b" = {"" = [1, {x = 0.5}]}}
+        reward.scorers = [{kind = "teacher", path = "m", where = {"Problem Type" = "a", "meta.kind" = true}}]
+    """
+    config = loading.parse(tomllib.loads(text))
+    assert loading.parse(tomllib.loads(loading.dump(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [(None, "chat.template_kwargs.a"), ([{1: 2}], "chat.template_kwargs.a[0]"), (object, "chat.template_kwargs.a")],
+)
+def test_what_a_config_file_cannot_hold_is_refused(value: object, name: str):
+    with pytest.raises(ConfigError, match=re.escape(f"{name} = ") + ".* that a config file can hold"):
+        loading.parse({"chat": {"template_kwargs": {"a": value}}})
+
+
+def test_a_tuple_in_a_free_table_is_the_list_it_is_loaded_as():
+    assert loading.parse({"chat": {"template_kwargs": {"a": (1, (2,))}}}).chat.template_kwargs == {"a": [1, [2]]}
+
+
+@given(
+    st.dictionaries(
+        st.text(),
+        st.recursive(
+            st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+        ),
+    )
+)
+def test_dump_survives_any_free_table(kwargs: dict[str, object]):
+    config = c.RunConfig(chat=c.Chat(template_kwargs=kwargs))
+    assert loading.parse(tomllib.loads(loading.dump(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"prompts": {"kind": "mixture", "sources": 5}}, "prompts.sources = 5: it must be a list of tables"),
+        ({"eval": {"sources": 5}}, "eval.sources = 5: it must be a list of tables"),
+        ({"reward": {"scorers": 5}}, "reward.scorers = 5: it must be a list of tables"),
+        ({"buffer": {"kind": ["none"]}}, r'buffer.kind = \["none"\]: it must be one of'),
+    ],
+)
+def test_value_of_another_shape_is_refused(tables: dict[str, dict[str, object]], words: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=words):
+        loading.parse(tables, beside=tmp_path)
 
 
 def test_every_key_has_words_for_what_it_allows():
@@ -256,8 +327,10 @@ def test_every_key_has_words_for_what_it_allows():
 
 def test_dry_path_never_imports_torch(tmp_path: Path):
     """Loading, checking and dumping the examples, with torch and transformers made unimportable."""
+    write_teacher(tmp_path)
     code = f"""
 import sys
+import tomllib
 for name in ("torch", "transformers", "accelerate", "gguf"):
     sys.modules[name] = None
 from corrente import loading
@@ -299,6 +372,10 @@ for file in {sorted(str(p) for p in (ROOT / "examples").glob("*.toml"))!r}:
         (["sampling.top_p=1.5"], ("sampling.top_p = 1.5", "at most 1")),
         (['sampling.stop=[""]'], ("sampling.stop", "none of them empty")),
         (["sampling.max_tokens=64", "engine.max_context=64"], ("engine.max_context = 64", "above sampling.max_tokens")),
+        (
+            ["sampling.max_tokens=4096"],
+            ("sampling.max_tokens = 4096", "the engine takes 4096 tokens", "engine.max_context"),
+        ),
         (["learner.betas=[0.9, 1.0]"], ("learner.betas = [0.9, 1.0]", "below 1")),
         (["run.name=a/b"], ("run.name = 'a/b'", "file name")),
         (["run.name=.."], ("run.name = '..'",)),
@@ -320,6 +397,39 @@ def test_window_as_large_as_the_buffer_is_accepted(tmp_path: Path):
 def test_run_folder_below_a_file_is_refused(tmp_path: Path):
     (tmp_path / "taken").write_text("")
     assert "is a file" in _refusal(tmp_path, "", f"run.dir={tmp_path}/taken/runs")
+
+
+def test_budget_that_a_model_has_no_positions_for_is_refused(tmp_path: Path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (model / name).touch()
+    for shape, fits, windowed in (
+        ({"max_position_embeddings": 96}, 95, True),
+        ({"n_positions": 96}, 95, True),
+        ({"max_position_embeddings": 96, "sliding_window": 48}, 47, True),
+        ({"max_position_embeddings": 96, "sliding_window": 48, "use_sliding_window": False}, 95, True),
+        ({"text_config": {"max_position_embeddings": 96}}, 95, True),
+        ({"max_position_embeddings": 96, "sliding_window": 48}, 95, False),
+    ):
+        (model / "config.json").write_text(json.dumps(shape))
+        assert context(model, 0, windowed=windowed) == fits + 1
+        if windowed:
+            _load(tmp_path, "", f"model.path={model}", f"sampling.max_tokens={fits}")
+            message = _refusal(tmp_path, "", f"model.path={model}", f"sampling.max_tokens={fits + 1}")
+            assert f"the engine takes {fits + 1} tokens" in message
+            here = (f"model.path={model}", f"sampling.max_tokens={fits}")
+            loading.check(_load(tmp_path, "", *here, f"engine.max_context={fits + 1}"))
+            message = _refusal(tmp_path, "", *here, f"engine.max_context={fits + 2}")
+            assert f"engine.max_context = {fits + 2}: {model} has {fits + 1} positions" in message
+
+
+def test_directory_or_bytes_in_place_of_a_config_file_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="is a directory; give a TOML file"):
+        loading.load(tmp_path)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        loading.load(tmp_path / "bytes.toml")
 
 
 def test_model_directory_needs_a_config(tmp_path: Path):
@@ -373,3 +483,8 @@ def test_infinite_temperature_is_refused():
     config = c.RunConfig(sampling=c.Sampling(temperature=math.inf))
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
         loading.check(config)
+
+
+def test_pass_at_more_than_there_are_samples_is_refused():
+    with pytest.raises(ConfigError, match=r"eval.pass_at = \[1, 4\]: pass@4 needs at least 4 samples.*is 2"):
+        loading.check(loading.parse({}, ["eval.pass_at=[1, 4]", "eval.samples=2"]))

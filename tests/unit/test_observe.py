@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from corrente.observe.console import ConsoleSink, View, spark
-from corrente.observe.jsonl import JsonlSink, Lanes, read_lines, read_metrics, read_timeline
-from corrente.observe.metrics import Accumulator
+from corrente.observe.jsonl import JsonlSink, Lanes, read_lines, read_metrics, read_timeline, rewind
 from corrente.observe.summary import Summary, duration
+from corrente.reductions import Accumulator
 from corrente.testing.stages import check_sink
 
 STEP = {
@@ -231,6 +231,13 @@ def test_view_counts_time_left_at_the_pace_of_the_last_steps():
     assert view.eta_s == 0.0
 
 
+def test_view_shows_what_each_of_several_agents_earned():
+    view = View(steps=10)
+    values = {"version/learner": 1.0, "reward/agent/first": 0.5, "reward/agent/second": -0.5}
+    view.update(1, values)
+    assert "reward first 0.500, second -0.500  lag" in view.line(values)
+
+
 def test_view_shows_what_it_knows_before_the_first_step():
     view = View(steps=5, done=3)
     assert "reward -" in view.line(STEP)
@@ -305,3 +312,31 @@ def test_sinks_keep_their_contract(tmp_path: Path, terminal: bool):
     check_sink(lambda: JsonlSink(tmp_path))
     check_sink(Summary)
     check_sink(lambda: ConsoleSink(_screen(terminal=terminal)[0], steps=2))
+
+
+def test_record_is_taken_back_to_a_checkpoint(tmp_path: Path):
+    sink = JsonlSink(tmp_path)
+    for step in (0, 1, 2, 3):
+        if step:
+            sink.metrics(step, {"version/learner": step})
+            sink.sample(step, {"prompt_id": f"0/{step}"})
+            sink.span("learn", f"step {step}", step - 1.0, float(step), {})
+        sink.metrics(step, {"eval/episodes": 1.0, "eval/version": step})
+    sink.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "torn')
+    for evaluated, kept in ((True, [0, 1, 2]), (False, [0, 1])):
+        rewind(tmp_path, step=2, evaluated=evaluated, elapsed_s=2.0)
+        lines = list(read_lines(tmp_path / "metrics.jsonl"))
+        assert [line["step"] for line in lines if "version/learner" in line] == [1, 2]
+        assert [line["step"] for line in lines if "eval/episodes" in line] == kept
+    assert [line["step"] for line in read_lines(tmp_path / "samples.jsonl")] == [1, 2]
+    assert [span["name"] for span in read_timeline(tmp_path)] == ["step 1", "step 2"]
+    assert (tmp_path / "timeline.jsonl").read_text().startswith("[\n{")
+    again = JsonlSink(tmp_path)
+    again.span("learn", "step 3", 2.0, 3.0, {})
+    again.metrics(3, {"version/learner": 3})
+    again.close()
+    assert [span["name"] for span in read_timeline(tmp_path)] == ["step 1", "step 2", "step 3"]
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
+    assert not list(tmp_path.glob(".*"))

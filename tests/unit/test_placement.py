@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corrente.runtime.placement import BASE_NICE, Place, environment, places
+from corrente.runtime.placement import BASE_NICE, Place, environment, places, share
 
 
 def test_shared_gives_both_every_core():
@@ -56,3 +56,13 @@ def test_environment_sizes_thread_pools_and_keeps_a_smaller_wish(asked: str, thr
 def test_environment_adds_to_the_users_tunables(given: str, expected: str):
     place = Place(cpus=(0,), threads=1, nice=1)
     assert environment(place, {"GLIBC_TUNABLES": given})["GLIBC_TUNABLES"] == expected
+
+
+@pytest.mark.parametrize(
+    ("threads", "replicas", "each"), [(2, 2, [1, 1]), (8, 3, [3, 3, 2]), (2, 1, [2]), (2, 5, [1, 1, 1, 1, 1])]
+)
+def test_replicas_share_the_cores_and_divide_the_threads(threads: int, replicas: int, each: list[int]):
+    place = Place(cpus=tuple(range(threads)), threads=threads, nice=3)
+    shares = [share(place, among=replicas, index=index) for index in range(replicas)]
+    assert [found.threads for found in shares] == each
+    assert all((found.cpus, found.nice) == (place.cpus, place.nice) for found in shares)

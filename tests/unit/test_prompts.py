@@ -10,18 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from corrente import codec
 from corrente import config as c
 from corrente.errors import ConfigError
 from corrente.prompts.arithmetic import ArithmeticPrompts, held_out_prompts, is_held_out, shots
 from corrente.prompts.base import Prompts
 from corrente.prompts.build import build, build_eval
-from corrente.prompts.jsonl import JsonlPrompts, held_out_rows
+from corrente.prompts.seeds import SeedPrompts, held_out_seeds
 from corrente.testing.stages import check_prompts
 from corrente.types import Prompt
 
 
 def encode(text: str) -> list[int]:
     return list(text.encode())
+
+
+def _rows(config: c.Jsonl, *, seed: int = 0) -> Prompts:
+    return build(c.RunConfig(run=c.Run(seed=seed), prompts=config), encode)
 
 
 def _some(prompts: Prompts, count: int) -> list[Prompt]:
@@ -106,6 +111,19 @@ def test_arithmetic_evaluation_is_the_same_for_every_seed_and_has_no_repeats():
     assert build_eval(c.RunConfig(eval=c.Eval(every=0)), encode) == ()
 
 
+# ---- seeds -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 3, 65535, 65536, 2**40, 2**64 + 7])
+def test_seeds_of_training_are_never_held_out_and_can_be_kept_whatever_the_runs_seed(seed: int):
+    held_out = {p.fields["seed"] for p in held_out_seeds(c.Seeds(), encode, count=100)}
+    trained = _some(SeedPrompts(c.Seeds(), encode, seed=seed), 100)
+    numbers = [p.fields["seed"] for p in trained]
+    assert not held_out & set(numbers)
+    assert numbers == list(range(numbers[0], numbers[0] + 100))
+    assert [codec.decode(codec.encode(p), Prompt).fields for p in trained] == [p.fields for p in trained]
+
+
 # ---- jsonl -------------------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +134,7 @@ def _file(tmp_path: Path, rows: int = 10) -> Path:
 
 
 def test_jsonl_gives_every_row_once_an_epoch_in_another_order(tmp_path: Path):
-    source = JsonlPrompts(c.Jsonl(path=str(_file(tmp_path)), epochs=2), encode, seed=0)
+    source = _rows(c.Jsonl(path=str(_file(tmp_path)), epochs=2))
     taken = _some(source, 100)
     assert source.next() is None
     assert source.next() is None
@@ -130,41 +148,46 @@ def test_jsonl_gives_every_row_once_an_epoch_in_another_order(tmp_path: Path):
 
 
 def test_jsonl_without_shuffle_keeps_the_files_order(tmp_path: Path):
-    source = JsonlPrompts(c.Jsonl(path=str(_file(tmp_path)), shuffle=False, epochs=1), encode, seed=3)
+    source = _rows(c.Jsonl(path=str(_file(tmp_path)), shuffle=False, epochs=1), seed=3)
     assert [p.id for p in _some(source, 99)] == [f"0/{i}" for i in range(10)]
 
 
 def test_jsonl_zero_epochs_never_end(tmp_path: Path):
-    source = JsonlPrompts(c.Jsonl(path=str(_file(tmp_path, rows=3)), epochs=0), encode, seed=0)
+    source = _rows(c.Jsonl(path=str(_file(tmp_path, rows=3)), epochs=0))
     assert len(_some(source, 50)) == 50
 
 
 def test_jsonl_order_depends_on_the_seed(tmp_path: Path):
     path = str(_file(tmp_path))
-    orders = [[p.id for p in _some(JsonlPrompts(c.Jsonl(path=path), encode, seed=s), 10)] for s in (0, 0, 1)]
+    orders = [[p.id for p in _some(_rows(c.Jsonl(path=path), seed=s), 10)] for s in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_jsonl_refuses_to_resume_in_another_file(tmp_path: Path):
-    source = JsonlPrompts(c.Jsonl(path=str(_file(tmp_path))), encode, seed=0)
+    source = _rows(c.Jsonl(path=str(_file(tmp_path))))
     state = source.state()
-    changed = JsonlPrompts(c.Jsonl(path=str(_file(tmp_path, rows=11))), encode, seed=0)
+    changed = _rows(c.Jsonl(path=str(_file(tmp_path, rows=11))))
     with pytest.raises(ConfigError, match="has 11 rows, but had 10"):
         changed.restore(state)
 
 
 def test_jsonl_evaluation_is_the_first_rows_of_its_own_file(tmp_path: Path):
-    config = c.Jsonl(path="unused", eval_path=str(_file(tmp_path)))
-    assert [p.id for p in held_out_rows(config, encode, count=4)] == [f"eval/{i}" for i in range(4)]
-    assert len(held_out_rows(config, encode, count=64)) == 10
-    assert held_out_rows(c.Jsonl(path="unused"), encode, count=4) == ()
+    def held_out(count: int, eval_path: str) -> list[str]:
+        prompts = c.Jsonl(path="unused", eval_path=eval_path)
+        return [p.id for p in build_eval(c.RunConfig(prompts=prompts, eval=c.Eval(prompts=count)), encode)]
+
+    assert held_out(4, str(_file(tmp_path))) == [f"eval/{i}" for i in range(4)]
+    assert len(held_out(64, str(_file(tmp_path)))) == 10
+    assert held_out(4, "") == []
 
 
 def test_jsonl_row_without_the_column_is_an_error_that_names_the_row(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": "a"}\n')
-    with pytest.raises(ConfigError, match="row 0/0 has no text"):
-        JsonlPrompts(c.Jsonl(path=str(path)), encode, seed=0).next()
+    with pytest.raises(
+        ConfigError, match=r"prompts.column = 'prompt': row 0/0 of .* has no such column .it has 'question'"
+    ):
+        _rows(c.Jsonl(path=str(path)))
 
 
 # ---- both --------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import functools
 import math
 import subprocess
@@ -12,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import numpy as np
 import pytest
 
-from corrente.config import Reward
+from corrente.config import Reward, RunConfig
 from corrente.errors import ConfigError
-from corrente.score.builtins import exact_line
-from corrente.score.functions import FunctionScorer, build
-from corrente.score.offload import DaemonThreads, inline
+from corrente.offload import DaemonThreads, inline
+from corrente.score.base import Mark
+from corrente.score.build import open_scorer
+from corrente.score.builtins import exact_line, exact_match
+from corrente.score.calling import columns, conversation
+from corrente.score.functions import CALLS_AT_ONCE, FunctionScorer, members
 from corrente.score.resolve import accepted, distinct_names, name_of, needed, resolve
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
@@ -60,13 +66,16 @@ def test_exact_line_wants_the_answer_alone_on_the_first_line():
 
 def test_function_is_given_lists_over_the_group_it_has_parameters_for():
     seen: dict[str, Any] = {}
+    given: dict[str, Any] = {}
 
     def everything(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any):
+        given.update(columns)
         seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         return [0.0] * len(completions)
 
     _score(FunctionScorer([everything], offload=inline), _group("a", "bc", answer="2", level=5))
-    assert seen == {
+    assert sorted(given) == ["answer", "level", "log_extra", "log_metric", "trainer_state"]
+    assert {name: seen[name] for name in seen if not name.startswith(("log_", "trainer_"))} == {
         "prompts": ["1 + 1 ="] * 2,
         "completions": ["a", "bc"],
         "completion_ids": [[0], [0, 1]],
@@ -75,6 +84,77 @@ def test_function_is_given_lists_over_the_group_it_has_parameters_for():
     }
     assert [e.reward for e in _one(lambda completions: [len(c) for c in completions])] == [1.0, 2.0]
     assert [e.reward for e in _one(lambda *, answer: [float(a) for a in answer])] == [2.0, 2.0]
+
+
+ASKED = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"})
+
+
+def _chat(*texts: str, asked: Sequence[dict[str, Any]] = ASKED, **values: Any) -> Group:
+    prompt = Prompt(id="0/0", tokens=np.array([1], np.int32), text="<rendered>", messages=tuple(asked))
+    episodes = tuple(_episode(i, t, **values) for i, t in enumerate(texts))
+    return Group(id=3, prompt=prompt, episodes=episodes, admitted_version=0)
+
+
+def test_conversations_are_given_as_lists_of_messages():
+    seen: list[Any] = []
+
+    def look(prompts: Any, completions: Any) -> list[float]:
+        seen.append(copy.deepcopy((prompts, completions)))
+        prompts[0][0]["content"] = completions[0][0]["content"] = "changed"
+        return [0.0] * len(completions)
+
+    group = _chat("2", "two")
+    _score(FunctionScorer([look], offload=inline), group)
+    assert seen[0] == ([list(ASKED)] * 2, [[{"role": "assistant", "content": text}] for text in ("2", "two")])
+    _score(FunctionScorer([look], offload=inline), group)
+    assert seen[1] == seen[0], "what a function changes, another does not see"
+    assert group.prompt.messages == ASKED
+
+
+def test_conversation_that_was_played_is_given_as_it_was_played():
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+    played = (called, {"role": "tool", "name": "add", "content": "2"}, {"role": "assistant", "content": "2"})
+    given = columns(_chat("x", messages=played))
+    assert given["completions"] == [list(played)]
+    assert exact_match(given["completions"], [2]) == [1]
+
+
+def test_answer_that_the_prompt_begins_is_given_whole_and_the_prompt_without_it():
+    begun = {"role": "assistant", "content": "The sum is "}
+    given = columns(_chat("2", asked=(*ASKED, begun)))
+    assert given["prompts"] == [list(ASKED)]
+    assert given["completions"] == [[{"role": "assistant", "content": "The sum is 2"}]]
+
+
+def test_conversation_for_a_reward_model_goes_on_where_the_prompt_ends():
+    answer = {"role": "assistant", "content": "2"}
+    (episode,) = _chat("2").episodes
+    assert conversation(_chat("2").prompt, episode) == [*ASKED, answer]
+    begun = _chat("2", asked=(*ASKED, {"role": "assistant", "content": "1 + "}))
+    assert conversation(begun.prompt, begun.episodes[0]) == [*ASKED, {"role": "assistant", "content": "1 + 2"}]
+    assert conversation(_group("2").prompt, _group("2").episodes[0]) == []
+
+
+def test_environments_are_given_where_there_are_any():
+    worlds = [object(), object()]
+
+    def ask(environments: Any) -> list[float]:
+        return [float(worlds.index(world)) for world in environments]
+
+    group = _group("a", "b")
+    episodes = tuple(msgspec.structs.replace(e, environment=w) for e, w in zip(group.episodes, worlds, strict=True))
+    played = msgspec.structs.replace(group, episodes=episodes)
+    assert [e.reward for e in _score(FunctionScorer([ask], offload=inline), played).episodes] == [0.0, 1.0]
+    assert "environments" not in columns(group)
+
+
+def test_rewards_of_an_environment_count_with_weight_one():
+    group = _group("a", "bb")
+    won = msgspec.structs.replace(group.episodes[0], env_rewards={"game": 3.0, "bonus": None})
+    played = msgspec.structs.replace(group, episodes=(won, group.episodes[1]))
+    one, two = _score(FunctionScorer([Lengths(0.5)], weights=[4.0], offload=inline), played).episodes
+    assert (one.reward, one.scores) == (5.0, {"game": 3.0, "bonus": None, "Lengths": 0.5})
+    assert (two.reward, two.scores) == (4.0, {"Lengths": 1.0})
 
 
 class Lengths:
@@ -140,6 +220,17 @@ def test_function_that_changes_its_arguments_disturbs_no_other():
 
     scorer = FunctionScorer([greedy, lambda completions: [len(c) for c in completions]], offload=inline)
     assert [e.scores["lambda"] for e in _score(scorer, _group("a", "bb")).episodes] == [1.0, 2.0]
+
+
+def test_function_that_changes_a_column_changes_neither_other_episodes_nor_the_dataset():
+    def popping(completions: list[str], tests: list[list[int]]) -> list[float]:
+        return [float(of_one.pop() + len(of_one)) for of_one in tests]
+
+    group = _group("a", "b", "c", tests=[1, 2])
+    scorer = FunctionScorer([popping], offload=inline)
+    for _ in range(2):  # as in a later epoch
+        assert [e.reward for e in _score(scorer, group).episodes] == [3.0, 3.0, 3.0]
+    assert group.prompt.fields == {"tests": [1, 2]}
 
 
 # ---- how answers combine -----------------------------------------------------------------------------------------------------
@@ -222,9 +313,32 @@ def test_failing_function_costs_its_episodes_and_is_named(function: Any, error: 
         assert episode.reward is None
 
 
+@pytest.mark.parametrize("how", ["exits", "is cancelled"])
+def test_async_function_that_is_not_to_be_caught_costs_its_episodes_and_nothing_beside_it(how: str):
+    async def leaves(completions: list[str]) -> list[float]:
+        await anyio.lowlevel.checkpoint()
+        if how == "exits":
+            sys.exit(0)
+        raise asyncio.CancelledError("a connection was closed")
+
+    async def later(completions: list[str]) -> list[float]:
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+        await anyio.sleep(0.001)
+        return [1.0] * len(completions)
+
+    def returned(awaitable: Any) -> Any:
+        return lambda completions: awaitable(completions)
+
+    ended = "SystemExit" if how == "exits" else "CancelledError"
+    for function in (leaves, returned(leaves)):
+        for episode in _score(FunctionScorer([function, later], offload=inline), _group("a", "b")).episodes:
+            assert episode.error.endswith(f": ended by {ended}")
+            assert episode.scores == {"later": 1.0}
+
+
 def test_function_that_exits_costs_its_episodes_and_not_the_run():
     scored = _score(FunctionScorer([_exits]), _group("a", "b"))
-    assert [e.error for e in scored.episodes] == ["_exits: RewardError: ended by SystemExit"] * 2
+    assert [e.error for e in scored.episodes] == ["_exits: ended by SystemExit"] * 2
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1.0", b"1", object(), [1.0], 10**400])
@@ -316,6 +430,54 @@ def test_stuck_thread_is_left_behind_at_the_deadline():
     never.set()
 
 
+def test_wait_for_a_thread_is_not_part_of_the_deadline():
+    """130 groups at once, a function of 0.4 s that has 64 threads: the last is asked after 0.8 s, and each call has 0.7 s."""
+
+    async def main() -> tuple[list[Group], float]:
+        threads, scored = anyio.CapacityLimiter(CALLS_AT_ONCE), []
+
+        async def offload(call: Any) -> Any:
+            async with threads:
+                await anyio.sleep(0.4)
+                return call()
+
+        scorer = FunctionScorer([Lengths(1.0)], deadline_s=0.7, offload=offload)
+
+        async def one() -> None:
+            scored.append(await scorer.score(_group("a", "bb")))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(130):
+                tasks.start_soon(one)
+        return scored, anyio.current_time()
+
+    scored, now_s = run_virtual(main)
+    assert now_s == pytest.approx(1.2)
+    assert {e.status for group in scored for e in group.episodes} == {"ok"}
+
+
+def test_function_whose_threads_all_hang_takes_none_of_another():
+    never, hanging = threading.Event(), threading.Semaphore(0)
+
+    def hangs(completions: list[str]) -> list[float]:
+        hanging.release()
+        never.wait()
+        return [1.0] * len(completions)
+
+    async def main() -> Sequence[Mark]:
+        (stuck, _), (free, _) = members([hangs, Lengths(1.0)])
+        async with anyio.create_task_group() as tasks:
+            for _ in range(CALLS_AT_ONCE):
+                tasks.start_soon(stuck.mark, _group("a"))
+            await anyio.to_thread.run_sync(lambda: [hanging.acquire(timeout=20) for _ in range(CALLS_AT_ONCE)])
+            with anyio.fail_after(20):
+                said = await free.mark(_group("a", "bb"))
+            never.set()
+        return said
+
+    assert [mark.score for mark in anyio.run(main)] == [1.0, 2.0]
+
+
 def test_stuck_threads_keep_their_place_under_the_limit():
     never = threading.Event()
     running: list[int] = []
@@ -394,10 +556,15 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path):
     assert [resolve(f"{tmp_path}/{folder}/reward.py:score")(completions=["x"]) for folder in "ab"] == [[1.0], [2.0]]
 
 
-def test_build_takes_functions_weights_and_deadline_from_the_config():
-    scorer = build(Reward(functions=("exact_line", "exact_line"), weights=(1.0, 0.5), deadline_s=2.0), offload=inline)
-    assert scorer.names == ("exact_line", "exact_line_2")
-    assert [e.reward for e in _score(scorer, _group("2", "3")).episodes] == [1.5, 0.0]
+def test_scorer_takes_functions_weights_and_deadline_from_the_config():
+    reward = Reward(functions=("exact_line", "exact_line"), weights=(1.0, 0.5), deadline_s=2.0)
+
+    async def main() -> Group:
+        async with open_scorer(RunConfig(reward=reward), offload=inline) as scorer:
+            assert scorer.names == ("exact_line", "exact_line_2")
+            return await scorer.score(_group("2", "3"))
+
+    assert [e.reward for e in anyio.run(main).episodes] == [1.5, 0.0]
 
 
 def test_wrong_weights_and_what_cannot_be_called_are_refused():

@@ -11,29 +11,50 @@ import pytest
 from corrente import errors
 
 PUBLIC = {
-    "types": "Batch Completion Episode Group Prompt Request Row Sampling Span Turn concat_tokens",
+    "types": "Batch Completion Episode Group Lesson Prompt Request Row Sampling Scores Span StepScore Taught Turn concat_tokens",
     "parts": "Checkpoints Outcome Parts Plan Snapshot Unfinished",
     "pipeline": "Pipeline run",
-    "assemble": "build_buffer build_inflight build_staleness main open_parts plan run_folder",
-    "config": "Algo Arithmetic Barrier Checkpoint Double Drain Embedded Eval Filter Full Inline Inproc Jsonl Learner Limits "
-    "Model NoBuffer Observe Procs Recompute Reward Run RunConfig Shm Single Staleness Stream Swap Window",
+    "assemble": "build_buffer build_inflight build_staleness eval_sampling main open_parts plan run_folder",
+    "evaluating": "evaluate of_checkpoint of_model",
+    "config": "Alarm Barrier Cancel Chat Checkpoint Double Drain Embedded Eval "
+    "Filter Full Inline Learner Limits Lora LoraMerged Model NoBuffer Observe Pool "
+    "Procs Recompute Resume Reward Run RunConfig Single Snapshot Stream Swap Vllm Window",
+    "given": "Given",
+    "hub": "card push stage upload",
+    "env.environment": "Environment Observation",
+    "playing": "Environments Rules SingleTurn Tools",
+    "transports": "Collective CudaIpc Disk Http Inproc Shm VllmNccl",
+    "trl": "AsyncGRPOConfig AsyncGRPOTrainer GRPOConfig GRPOTrainer",
+    "teaching": "Algo Distill Staleness",
+    "sources": "Arithmetic ArithmeticSource Dataset GivenRows Jsonl JsonlSource Mixture Parquet ParquetSource ReasoningGym "
+    "Seeds",
+    "scoring": "FunctionScorer JudgeScorer ModelScorer ProcessRewardScorer ProcessScorer RewardModelScorer SelfTeacherScorer "
+    "ServedTeacherScorer TeacherScorer temperature_of",
     "testing": "ContractError EngineCase LearnerCase Simulation SyncCase World check_buffer check_engine check_env "
     "check_inflight check_learner check_prompts check_scorer check_sink check_staleness check_sync run_virtual simulate",
 }
 PROTOCOLS = {
     "prompts.base:Prompts": "describe find next restore state",
-    "engine.base:Engine": "abort apply generate score stats",
+    "prompts.base:Chat": "encode prompt render",
+    "engine.base:Engine": "abort generate partials score stats",
     "env.base:Env": "play",
-    "score.base:Scorer": "score",
+    "env.environment:Environment": "close reset step",
+    "score.base:Scorer": "score stats",
+    "score.base:Source": "mark name ready single",
     "algo.base:Algorithm": "batch trainable",
-    "learner.base:Learner": "load save step",
+    "learner.base:Learner": "load progress save step",
     "observe.base:Sink": "close event metrics sample span",
     "runtime.base:Runtime": "open",
+    "runtime.base:Launcher": "launch replicas",
+    "runtime.base:Weights": "fd fit path",
     "buffer.base:Buffer": "close drop occupancy put release reserve take",
-    "sync.base:Sync": "flip stage stats",
+    "sync.base:Sync": "catch_up flip stage stats",
+    "sync.base:Receiver": "apply members receive reserve",
+    "sync.base:Sender": "again export",
     "staleness.base:StalenessPolicy": "judge",
     "inflight.base:InflightPolicy": "land",
-    "inflight.base:Traffic": "quiet_groups quiet_requests",
+    "inflight.base:Traffic": "give_up interrupted quiet_groups quiet_requests",
+    "adapters.base:Adapters": "assign frozen read tensors write",
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from corrente.errors import AlignmentError
 from corrente.testing.samples import completion, episode, group
-from corrente.types import Batch, Completion, Row, Span, concat_tokens
+from corrente.types import Batch, Completion, Request, Row, Sampling, Span, concat_tokens
 
 
 def build(count: int, spans: tuple[Span, ...], logprobs: int | None = None) -> Completion:
@@ -111,3 +111,44 @@ def test_an_episode_knows_what_was_sampled_and_what_was_given() -> None:
 def test_concatenating_nothing_gives_no_tokens() -> None:
     assert concat_tokens([]).dtype == np.int32
     assert concat_tokens([np.array([1]), np.array([2, 3])]).tolist() == [1, 2, 3]
+
+
+def _said(*tokens: int, versions: tuple[int, ...], reason: str = "abort", text: str = "") -> Completion:
+    spans: list[Span] = []
+    for at, version in enumerate(versions):
+        if spans and spans[-1].version == version:
+            spans[-1] = Span(version, spans[-1].start, at + 1)
+        else:
+            spans.append(Span(version, at, at + 1))
+    ids = np.array(tokens, np.int32)
+    return Completion(
+        tokens=ids,
+        logprobs=-ids.astype(np.float32),
+        spans=tuple(spans),
+        finish_reason=reason,  # type: ignore[arg-type]
+        text=text,
+    )
+
+
+def test_segments_put_together_equal_one_sequence():
+    whole = _said(5, 6, 7, 8, 9, versions=(1, 1, 2, 2, 2), reason="stop", text="all of it")
+    for cut in range(6):
+        tokens, versions = (5, 6, 7, 8, 9), (1, 1, 2, 2, 2)
+        head = _said(*tokens[:cut], versions=versions[:cut])
+        rest = _said(*tokens[cut:], versions=versions[cut:], reason="stop", text="all of it")
+        joined = head.then(rest)
+        assert joined.tokens.tolist() == whole.tokens.tolist()
+        assert joined.logprobs.tolist() == whole.logprobs.tolist()
+        assert (joined.spans, joined.finish_reason, joined.text) == (whole.spans, "stop", "all of it")
+        assert joined.tokens.dtype == np.int32
+        assert joined.logprobs.dtype == np.float32
+
+
+def test_a_request_goes_on_after_what_was_written_any_number_of_times():
+    request = Request(id="a", tokens=np.array([1, 2], np.int32), sampling=Sampling(max_tokens=9), seed=3, group="g")
+    once = request.after(_said(5, 6, versions=(0, 0)))
+    twice = once.after(_said(versions=())).after(_said(7, versions=(1,)))
+    assert (once.tokens.tolist(), once.written) == ([1, 2, 5, 6], 2)
+    assert (twice.tokens.tolist(), twice.written) == ([1, 2, 5, 6, 7], 3)
+    assert (twice.id, twice.seed, twice.group, twice.sampling) == ("a", 3, "g", request.sampling)
+    assert request.tokens.tolist() == [1, 2]

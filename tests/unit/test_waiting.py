@@ -4,11 +4,17 @@ import anyio
 import pytest
 
 from corrente.budget import FailureBudget
+from corrente.config import Limits
 from corrente.errors import FailureBudgetError, StallError
 from corrente.journal import Journal
 from corrente.observe.fanout import Fanout
+from corrente.parts import Parts
+from corrente.sim.parts import RecordingSink
+from corrente.testing import World
 from corrente.testing.clock import run_virtual
+from corrente.testing.world import build, flow
 from corrente.waiting import Bell, Waits
+from corrente.watchdog import watch
 
 
 def test_bell_wakes_every_waiter_whose_condition_holds():
@@ -49,7 +55,7 @@ def test_watch_names_who_waits_for_what_since_when():
     async def scenario() -> None:
         journal = Journal(Fanout([]))
         with journal.waits.on("learn", "groups"):
-            await journal.watch(60)
+            await watch(journal, parts(watchdog_s=60))
 
     with pytest.raises(StallError, match=r"limits.watchdog_s = 60 s: learn waits for groups \(60.0 s\)"):
         run_virtual(scenario)
@@ -59,7 +65,7 @@ def test_watch_is_patient_while_something_moves():
     async def scenario() -> float:
         journal = Journal(Fanout([]))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(journal.watch, 10)
+            tasks.start_soon(watch, journal, parts(watchdog_s=10))
             for _ in range(20):
                 await anyio.sleep(9)
                 journal.moved()
@@ -67,6 +73,11 @@ def test_watch_is_patient_while_something_moves():
         return journal.elapsed_s
 
     assert run_virtual(scenario) == pytest.approx(180)
+
+
+def parts(*, watchdog_s: float) -> Parts:
+    """An engine and a learner that do nothing."""
+    return build(flow(limits=Limits(watchdog_s=watchdog_s)), World()).parts
 
 
 def fail(budget: FailureBudget, boundary: str, error: str, *, times: int) -> None:
@@ -87,6 +98,19 @@ def test_budget_gives_up_early_on_a_boundary_that_never_worked():
     budget = FailureBudget(fraction=0.5, window=64)
     with pytest.raises(FailureBudgetError, match=r"16 of the last 16 attempts failed at scoring"):
         fail(budget, "scoring", "reward raised", times=64)
+
+
+def test_budget_tells_the_first_failure_at_each_boundary():
+    sink = RecordingSink()
+    budget = FailureBudget(fraction=1.0, window=8, sink=sink)
+    for error in ("", "reward raised\nTraceback", "raised again"):
+        budget.attempt("scoring", error)
+    budget.attempt("the engine", "gone")
+    told = [message for level, message in sink.events if level == "warning"]
+    assert told == [
+        "an episode failed at scoring, the first to do so: reward raised",
+        "an episode failed at the engine, the first to do so: gone",
+    ]
 
 
 def test_budget_is_kept_per_boundary():

@@ -1,10 +1,10 @@
-"""Advantages of one group: what each episode earned beyond its baseline. numpy, float64 inside.
+"""Advantages from the mean of a group or of its others: GRPO, Dr. GRPO, RLOO. numpy, float64 inside.
 
 Shapes: G episodes of a group. ``rewards_G`` may hold NaN where an episode has no reward: it is left out of the baseline and
 its advantage is 0. In every case the advantages of the others sum to zero.
 
 Degenerate groups give zeros, never NaN: fewer than two rewards, or rewards that differ by no more than ``tolerance`` (float
-noise must not be divided by its own standard deviation and come out full size).
+noise must not be divided by its own standard deviation and come out full size). The other estimators are in estimators.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ def is_flat(rewards_G: NDArray[np.float64], *, tolerance: float) -> bool:
     """Whether these rewards carry no signal: fewer than two, or all within ``tolerance`` of one another."""
     known = rewards_G[~np.isnan(rewards_G)]
     return len(known) < 2 or bool(np.ptp(known) <= tolerance)
+
+
+def spread(values: Sequence[NDArray[np.float64]]) -> float:
+    """Sample standard deviation of all values of several groups together, NaN left out; 0 of fewer than two."""
+    known = np.concatenate([v[~np.isnan(v)] for v in values]) if values else np.empty(0)
+    return float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
 
 
 def grpo(rewards_G: NDArray[np.float64], *, scale: bool, tolerance: float) -> NDArray[np.float32]:

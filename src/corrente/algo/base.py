@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,25 +33,95 @@ class Algorithm(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
     """``total``: scalar to differentiate. ``low_K``, ``high_K``, ``cut_K``: tokens whose gradient the objective cut or
-    shrank because their ratio was too low, too high for a good token, or for any reason (the first two included)."""
+    shrank because their ratio was too low, too high for a good token, or for any reason (the first two included).
+    ``rejected_K``: tokens the corrections left out; they are among ``cut_K``. ``whole_K``: those of them left out because
+    their sequence was."""
 
     total: Tensor
     low_K: Tensor
     high_K: Tensor
     cut_K: Tensor
+    rejected_K: Tensor
+    whole_K: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guide:
+    """What one teacher says of K trained tokens.
+
+    ``weight_K`` is 0 where it says nothing, and what else is stored there cannot matter. ``logprobs_K``: of the tokens that
+    were sampled. ``top_KJ``: of its J likeliest tokens; ``student_KJ``: what the policy gives to those, differentiable; None
+    where the objective does not ask.
+    """
+
+    weight_K: Tensor
+    logprobs_K: Tensor
+    top_KJ: Tensor
+    student_KJ: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """The K trained tokens of one micro-batch, flat, and what is known of them. All but ``logprobs_K`` are constants.
+
+    ``row_K``: which row a token is of; rows are whole and their tokens stand together, in order. None: all are of one row.
+    ``lags_K``: versions between the policy that sampled and the one the step starts from. None: 0.
+    ``entropy_K``: of the current policy where the token was drawn; differentiable. ``guides``: one per teacher.
+    """
+
+    logprobs_K: Tensor
+    behaviour_K: Tensor
+    advantages_K: Tensor
+    weights_K: Tensor
+    row_K: Tensor | None = None
+    lags_K: Tensor | None = None
+    entropy_K: Tensor | None = None
+    reference_K: Tensor | None = None
+    guides: tuple[Guide, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constants:
+    """What an objective holds fixed over the updates from one batch, for the tokens of one micro-batch.
+
+    ``proximal_K``: log-probs of the policy before the first update. ``weight_K``: importance weight. ``kept_K``: tokens that
+    no correction left out. ``over_K``: tokens whose importance was above their cap. ``whole_K``: tokens whose sequence was
+    left out. ``chosen_K``: tokens whose entropy is among the highest. ``scale_K``: from the fixed to the effective denominator.
+    ``bonus_K``: weight of a token's entropy in the mean that is rewarded.
+    """
+
+    proximal_K: Tensor
+    weight_K: Tensor
+    kept_K: Tensor
+    over_K: Tensor
+    whole_K: Tensor
+    chosen_K: Tensor
+    scale_K: Tensor
+    bonus_K: Tensor
 
 
 class Objective(Protocol):
-    """What the learner minimises. K: the trained tokens of one micro-batch, flat.
+    """What the learner minimises.
 
     - ``row_weights`` gives, for the rows of a whole optimizer step, the factor of each row's token losses; it contains the
       step's one denominator, so that micro-batches simply add.
-    - calling it is pure and differentiable in ``logprobs_K`` alone; ``reference_K`` is given iff ``needs_reference``.
+    - ``survey`` is called before the first of ``updates`` updates from a batch, iff ``needs_survey``, with all its micro-batches
+      forwarded without gradient; it settles what depends on the step as a whole. One answer per micro-batch.
+    - calling it is pure and differentiable in ``logprobs_K``, ``entropy_K`` and the ``student_KJ`` of ``guides`` alone;
+      ``reference_K`` is given iff ``needs_reference``, ``constants`` iff ``needs_survey``. ``trained``: trained tokens of the
+      whole step; None: these are all.
+    - ``needs_lessons``: what of the rows' lessons ``guides`` are to hold: nothing, log-probs of the sampled tokens, or of the
+      teacher's likeliest as well.
     """
 
     needs_reference: bool
+    needs_survey: bool
+    needs_lessons: Literal["", "sampled", "likeliest"]
+    updates: int
 
     def row_weights(self, batch: Batch) -> NDArray[np.float64]: ...
+
+    def survey(self, parts: Sequence[Trained]) -> list[Constants]: ...
 
     def __call__(
         self,
@@ -60,5 +130,11 @@ class Objective(Protocol):
         behaviour_K: Tensor,
         advantages_K: Tensor,
         weights_K: Tensor,
+        row_K: Tensor | None = None,
+        lags_K: Tensor | None = None,
+        entropy_K: Tensor | None = None,
         reference_K: Tensor | None = None,
+        guides: tuple[Guide, ...] = (),
+        constants: Constants | None = None,
+        trained: int | None = None,
     ) -> Loss: ...

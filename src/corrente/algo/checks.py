@@ -2,43 +2,208 @@
 
 from __future__ import annotations
 
-from corrente.config import RunConfig
+from corrente.algo.traits import TRAITS, proximal_of
+from corrente.config import Algo, RunConfig, Staleness
 from corrente.errors import ConfigError
+
+CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo", "gspo", "gspo_token")
+DPPO = ("dppo_tv", "dppo_kl", "ipo")
+SQUARED = ("kimi_k15", "kimi_k2", "dro")
+SEQUENCE_EPSILON_MAX = 0.1
+"""A geometric mean over a row stays within a few thousandths of 1; above this a bound on it would never act."""
 
 
 def check(config: RunConfig) -> None:
     """Raise ConfigError, naming the key, its value and what is allowed."""
     _check_sampling(config)
-    _check_clip(config)
+    _check_clip(config.algo)
+    _check_average(config.algo)
+    _check_advantage(config)
+    _check_proximal(config)
+    _check_kl(config.algo)
+    _check_corrections(config.staleness)
+    _check_unused(config)
 
 
 def _check_sampling(config: RunConfig) -> None:
-    """The learner evaluates tokens over the whole vocabulary at the sampling temperature.
+    """The learner evaluates tokens at the sampling temperature, over what was kept for their draw where this is recorded.
 
-    Log-probs of a truncated distribution are larger by the log of the mass that was cut off, so the ratio of an unchanged
-    policy would not be 1 and the clip would act on that difference instead of on a change of policy.
+    Where it is not, log-probs of a truncated distribution are larger than the learner's by the log of the mass that was cut off:
+    the ratio of an unchanged policy would not be 1, and the clip would act on that difference instead of on a change of policy.
+    A proximal policy that is recomputed takes the difference out of the clip, and an importance weight puts it where it belongs.
     """
     sampling = config.sampling
-    for key, value, off in (
-        ("top_k", sampling.top_k, 0),
-        ("top_p", sampling.top_p, 1.0),
-        ("min_p", sampling.min_p, 0.0),
-    ):
-        if value != off:
-            raise ConfigError(
-                f"sampling.{key} = {value}: training needs {key} = {off}, because the kept token set is not recorded and "
-                f"the learner could not renormalise over it (the ratio of an unchanged policy would not be 1)"
-            )
+    weighed = config.staleness.correct != "none" and proximal_of(config) == "recompute"
+    if sampling.cuts and not sampling.keep_support and not weighed:
+        raise ConfigError(
+            "sampling.keep_support = false: with top_k, top_p or min_p the ratio of an unchanged policy would be the part of it "
+            'that was kept, not 1; it must be true, or staleness.correct given and algo.proximal "recompute"'
+        )
     if sampling.temperature == 0:
         raise ConfigError(
             "sampling.temperature = 0: greedy episodes of a prompt are all alike and teach nothing; give it a value above 0"
         )
 
 
-def _check_clip(config: RunConfig) -> None:
-    algo = config.algo
+def _check_clip(algo: Algo) -> None:
     high = algo.epsilon if algo.epsilon_high is None else algo.epsilon_high
+    trait = TRAITS[algo.loss]
+    if algo.importance_sampling_level not in trait.levels:
+        raise ConfigError(
+            f'algo.importance_sampling_level = "{algo.importance_sampling_level}": '
+            f'algo.loss = "{algo.loss}" needs "{trait.levels[0]}"'
+        )
+    if algo.loss == "cispo" and high < 1:
+        raise ConfigError(
+            f'algo.epsilon_high = {high:g}: with algo.loss = "cispo" it is the largest weight itself, at least 1 (say 5)'
+        )
+    if algo.loss not in CLIPPED:
+        return
     if algo.delta is not None and algo.delta <= 1 + high:
         raise ConfigError(
             f'algo.delta = {algo.delta}: the dual clip must lie above 1 + algo.epsilon_high = {1 + high:g}, or be "none"'
+        )
+    of_rows = algo.importance_sampling_level == "sequence" or algo.loss in ("gspo", "gspo_token")
+    for key, value in (("epsilon", algo.epsilon), ("epsilon_high", high)):
+        if of_rows and value > SEQUENCE_EPSILON_MAX:
+            raise ConfigError(
+                f"algo.{key} = {value:g}: it bounds the mean ratio of a sequence, which stays near 1; at most "
+                f"{SEQUENCE_EPSILON_MAX:g} (GSPO: epsilon 3e-4, epsilon_high 4e-4)"
+            )
+
+
+def _check_average(algo: Algo) -> None:
+    trait = TRAITS[algo.loss]
+    aggregation = trait.aggregation if algo.aggregation == "auto" else algo.aggregation
+    if aggregation == "fixed" and (algo.denominator == "effective" or trait.effective):
+        raise ConfigError(
+            f'algo.denominator = "effective": algo.loss = "{algo.loss}" with algo.aggregation = "{algo.aggregation}" '
+            f'divides by a fixed length; it must be "fixed"'
+        )
+
+
+def _check_advantage(config: RunConfig) -> None:
+    algo, longest = config.algo, config.sampling.max_tokens
+    if algo.scale_rewards == "batch" and algo.advantage != "grpo":
+        raise ConfigError(
+            f'algo.scale_rewards = "batch": algo.advantage = "{algo.advantage}" scales in its own way; '
+            f'it must be "group" or "none"'
+        )
+    if algo.overlong_tokens >= longest:
+        raise ConfigError(
+            f"algo.overlong_tokens = {algo.overlong_tokens}: it must be below sampling.max_tokens = {longest}"
+        )
+    if algo.advantage == "gdpo" and (algo.overlong_tokens or algo.length_penalty):
+        key = "overlong_tokens" if algo.overlong_tokens else "length_penalty"
+        raise ConfigError(
+            f'algo.{key} = {getattr(algo, key):g}: algo.advantage = "gdpo" is made of the reward functions\' own scores, '
+            f"not of a sum that could be shaped; it must be 0"
+        )
+    if algo.advantage == "maxrl" and (algo.overlong_tokens or algo.length_penalty):
+        key = "overlong_tokens" if algo.overlong_tokens else "length_penalty"
+        raise ConfigError(
+            f'algo.{key} = {getattr(algo, key):g}: algo.advantage = "maxrl" divides by the mean reward, which must not be '
+            f"negative; it must be 0"
+        )
+
+
+def _check_proximal(config: RunConfig) -> None:
+    algo, correct = config.algo, config.staleness.correct
+    ratio = TRAITS[algo.loss].ratio
+    if correct != "none" and ratio and proximal_of(config) == "behaviour":
+        raise ConfigError(
+            f'staleness.correct = "{correct}": with algo.proximal = "behaviour" the ratio of algo.loss = "{algo.loss}" '
+            f'is to the behaviour policy already; set algo.proximal to "recompute" or "interpolate"'
+        )
+    if not ratio and algo.proximal in ("recompute", "interpolate"):
+        raise ConfigError(
+            f'algo.proximal = "{algo.proximal}": algo.loss = "{algo.loss}" has no ratio; it must be "auto" or "behaviour"'
+        )
+
+
+def _check_kl(algo: Algo) -> None:
+    if algo.kl == "k1" and algo.kl_in == "loss" and not algo.use_bias_correction_kl:
+        raise ConfigError(
+            'algo.kl = "k1": in the loss its gradient is 0 on average; set algo.kl_in = "reward", '
+            'algo.use_bias_correction_kl = true, or algo.kl = "k2" or "k3"'
+        )
+    if algo.use_bias_correction_kl and algo.kl_in == "reward":
+        raise ConfigError('algo.use_bias_correction_kl = true: it is for the loss; algo.kl_in must be "loss"')
+    if algo.beta == 0 and (algo.kl_in == "reward" or algo.use_bias_correction_kl):
+        key = 'kl_in = "reward"' if algo.kl_in == "reward" else "use_bias_correction_kl = true"
+        raise ConfigError(f"algo.{key}: there is no KL; set algo.beta above 0")
+
+
+def _check_corrections(staleness: Staleness) -> None:
+    s = staleness
+    if s.band in ("geometric", "product") and not s.band_low < 1 < s.band_high:
+        raise ConfigError(
+            f"staleness.band_low = {s.band_low:g}, band_high = {s.band_high:g}: they must lie around 1, the ratio of an "
+            f"unchanged policy"
+        )
+    if s.band in ("k2", "k3") and s.band_low > 0:
+        raise ConfigError(
+            f'staleness.band_low = {s.band_low:g}: with staleness.band = "{s.band}" it must be 0, the divergence of an '
+            f"unchanged policy"
+        )
+    caps = [("correct_cap", s.correct_cap), ("correct_cap_negative", s.correct_cap_negative)]
+    for key, cap in caps:
+        if s.correct in ("mis", "icepop") and cap is not None and cap <= 1:
+            raise ConfigError(
+                f'staleness.{key} = {cap:g}: staleness.correct = "{s.correct}" would leave out an unchanged policy\'s '
+                f"tokens; it must be above 1"
+            )
+        if cap is not None and s.correct_floor > min(cap, 1):
+            raise ConfigError(
+                f"staleness.correct_floor = {s.correct_floor:g}: it must be at most 1 and at most staleness.{key} = {cap:g}"
+            )
+    if s.correct == "icepop" and s.correct_floor == 0:
+        raise ConfigError('staleness.correct_floor = 0: staleness.correct = "icepop" needs a floor above 0 (say 0.5)')
+
+
+def _check_unused(config: RunConfig) -> None:
+    """Keys that were changed and would do nothing."""
+    algo, staleness = config.algo, config.staleness
+    of_loss = (
+        ("epsilon", (*CLIPPED, "gmpo")),
+        ("epsilon_high", (*CLIPPED, "gmpo", "cispo")),
+        ("tau", SQUARED),
+        ("mask_low", DPPO),
+        ("mask_high", DPPO),
+        ("sapo_temperature_pos", ("sapo",)),
+        ("sapo_temperature_neg", ("sapo",)),
+        ("vespo_k_pos", ("vespo",)),
+        ("vespo_k_neg", ("vespo",)),
+        ("vespo_lambda_pos", ("vespo",)),
+        ("vespo_lambda_neg", ("vespo",)),
+    )
+    for key, losses in of_loss:
+        if getattr(algo, key) != getattr(Algo(), key) and algo.loss not in losses:
+            raise ConfigError(
+                f'algo.{key} = {getattr(algo, key)}: algo.loss = "{algo.loss}" does not use it; it is for {", ".join(losses)}'
+            )
+    if algo.overlong_penalty != Algo().overlong_penalty and not algo.overlong_tokens:
+        raise ConfigError(
+            f"algo.overlong_penalty = {algo.overlong_penalty:g}: set algo.overlong_tokens above 0 as well"
+        )
+    for key in ("band_low", "band_high"):
+        if getattr(staleness, key) != getattr(Staleness(), key) and staleness.band == "none":
+            raise ConfigError(
+                f'staleness.{key} = {getattr(staleness, key):g}: staleness.band = "none" leaves nothing out; set it to '
+                f'"geometric", "product", "k2" or "k3"'
+            )
+    of_correct = ("correct_level", "correct_cap", "correct_cap_negative", "correct_floor")
+    for key in of_correct:
+        if getattr(staleness, key) != getattr(Staleness(), key) and staleness.correct == "none":
+            raise ConfigError(
+                f'staleness.{key} = {getattr(staleness, key)}: staleness.correct = "none" weighs nothing; set it to '
+                f'"tis", "mis" or "icepop"'
+            )
+    if staleness.correct == "mis" and staleness.correct_floor:
+        raise ConfigError(
+            f'staleness.correct_floor = {staleness.correct_floor:g}: "mis" has no floor; set staleness.correct = "icepop"'
+        )
+    if staleness.normalise and staleness.correct == "none" and staleness.decay == 1:
+        raise ConfigError(
+            "staleness.normalise = true: all weights are 1; set staleness.correct, or staleness.decay below 1, or leave it false"
         )

@@ -7,12 +7,36 @@
 A token whose ratio has already moved past the bound in the direction its advantage pushes gets no gradient. Without dual clip a
 token with A < 0 and a large ratio has an unbounded loss: stale samples make such tokens common. Degenerate case: at r = 1
 nothing is clipped and the gradient is A * grad log pi (REINFORCE).
+
+With ``algo.importance_sampling_level`` sequence, r is the geometric mean of the row's ratios (ratio.py), one for all its tokens.
+dapo, grpo, bnpo, dr_grpo and luspo are this objective with different averages (traits.py).
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from corrente.algo.policy import Seen, Value, cut, high_of
+from corrente.config import Algo
+
+
+def clip(seen: Seen, algo: Algo) -> Value:
+    """The objective of one micro-batch."""
+    return of_log_ratio(seen.log_ratio_at(algo.importance_sampling_level), seen.advantages_K, algo)
+
+
+def of_log_ratio(log_ratio_K: Tensor, advantages_K: Tensor, algo: Algo) -> Value:
+    """The objective for ratios given by their logarithm, differentiable in it."""
+    ratio_K, high = torch.exp(log_ratio_K), high_of(algo)
+    value_K = clipped(ratio_K, advantages_K, epsilon=algo.epsilon, epsilon_high=high, delta=algo.delta)
+    now_K = ratio_K.detach()
+    return cut(
+        value_K,
+        low_K=too_low(now_K, advantages_K, epsilon=algo.epsilon),
+        high_K=too_high(now_K, advantages_K, epsilon_high=high),
+        other_K=far_off(now_K, advantages_K, delta=algo.delta),
+    )
 
 
 def clipped(

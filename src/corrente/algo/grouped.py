@@ -1,12 +1,13 @@
-"""Group-relative algorithms (GRPO, Dr. GRPO, DAPO, RLOO): from scored groups to training rows. numpy only.
+"""Algorithms without a critic (GRPO and its kin): from scored groups to training rows. numpy only.
 
 What is left out of ``rows``, and why the gradient does not change:
-- episodes without a reward, completions withheld by ``algo.mask_truncated``, tokens older than ``oldest_trainable``: they are
-  not trained on, by definition; what reward they have stays in the baseline of their group.
-- rows whose advantage is exactly 0: the objective's gradient is 0 there. Not left out with ``algo.beta`` > 0 (the KL term
-  has a gradient) nor with ``filter.zero_variance = "keep"``.
+- episodes without a reward (nor step scores that are asked for), completions withheld by ``algo.mask_truncated``, tokens older
+  than ``oldest_trainable``: they are not trained on, by definition; what reward they have stays in the baseline of their group.
+- rows whose advantage is exactly 0 at every token, where nothing but the advantage has a gradient: not with a teacher, a KL, an
+  entropy bonus, an objective that pulls towards the proximal policy, or anything that is averaged over what is trained; nor with
+  ``filter.zero_variance = "keep"``.
 
-``Batch.sequences`` and ``Batch.tokens``, the denominators, count every surviving episode and all it sampled, also what is
+``Batch.sequences`` and ``Batch.tokens``, the fixed denominators, count every surviving episode and all it sampled, also what is
 left out: withholding a token lowers the weight of the step, it does not raise that of the other tokens.
 
 It does not decide what becomes of a group that teaches nothing; it gives the reason, the pipeline drops or replaces.
@@ -14,105 +15,174 @@ It does not decide what becomes of a group that teaches nothing; it gives the re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from corrente.algo.advantages import as_rewards, grpo, is_flat, rloo
-from corrente.config import RunConfig
+from corrente.algo import agents, credit, filters, gdpo, graph, shaping
+from corrente.algo.advantages import as_rewards, is_flat
+from corrente.algo.estimators import ESTIMATORS
+from corrente.algo.traits import TRAITS
+from corrente.config import Reward, RunConfig
 from corrente.errors import AlignmentError
-from corrente.types import Batch, Completion, Episode, Floats, Group, Row, concat_tokens
+from corrente.scoring import Teaching
+from corrente.types import Batch, Episode, Floats, Group, Row
+
+WITHOUT_GROUP = ("reinforce_pp",)
+"""Estimators that compare an episode with the whole step: a group of one, or of equal rewards, teaches as any other."""
 
 
 class GroupedAlgorithm:
     """Implements ``algo.base.Algorithm``."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._algo = config.algo
+        algo = config.algo
+        self._algo = algo
         self._filter = config.filter
-        self._keep_zero = config.algo.beta > 0 or config.filter.zero_variance == "keep"
+        self._reward = config.reward
+        self._longest = config.sampling.max_tokens
+        self._stands_alone = algo.advantage in WITHOUT_GROUP
+        self._distills = config.distill.loss != "none"
+        self._rewarded = not self._distills or config.distill.reward_weight > 0
+        trait = TRAITS[algo.loss]
+        self._keep_zero = (
+            algo.beta > 0
+            or algo.entropy_coef > 0
+            or algo.top_entropy_quantile < 1
+            or algo.denominator == "effective"
+            or trait.effective
+            or trait.pulls
+            or config.staleness.normalise
+            or config.filter.zero_variance == "keep"
+        )
 
     def trainable(self, group: Group) -> str:
         """Why this group cannot be learned from; "" when it can.
 
-        Equal rewards are a reason only with ``filter.zero_variance = "replace"``: otherwise such a group is part of its step.
+        Equal rewards are a reason only with ``filter.zero_variance = "replace"``: otherwise such a group is part of its step. Of
+        several agents it is enough that one can learn. Whom a teacher taught learns whatever the rewards are.
         """
         survivors = _survivors(group)
-        rewards_G = as_rewards([episode.reward for episode in survivors])
-        known = int(np.count_nonzero(~np.isnan(rewards_G)))
-        if len(survivors) < 2:
+        taught = any(map(self._taught, survivors))
+        if survivors and not taught and not self._rewarded:
+            return "no teacher said anything"
+        least = 1 if self._stands_alone or taught else 2
+        parts = [[agents.part(e, agent) for e in survivors] for agent in agents.names(survivors)] or [survivors]
+        known = max(sum(map(self._earned, part)) for part in parts)
+        if len(survivors) < least:
             return "one survivor" if survivors else "no survivor"
-        if known < 2:
+        if known < least:
             return "one reward" if known else "no reward"
-        if not any(self._trained(episode) and episode.sampled_tokens for episode in survivors):
+        if not any(self._trained(episode) and episode.sampled_tokens for part in parts for episode in part):
             return "nothing sampled that may be trained on"
-        if self._filter.zero_variance == "replace" and is_flat(rewards_G, tolerance=self._filter.tolerance):
+        if unwanted := filters.reason(survivors, self._filter):
+            return unwanted
+        alone = self._stands_alone or taught
+        if self._filter.zero_variance == "replace" and not alone and all(map(self._flat, parts)):
             return "all rewards equal"
         return ""
 
     def batch(
         self, groups: Sequence[Group], *, step: int, version: int, oldest_trainable: Sequence[int | None]
     ) -> Batch:
-        """Rows of one optimizer step. Raises AlignmentError when a conversation is not a single path of turns."""
+        """Rows of one optimizer step. Raises AlignmentError where what describes the same tokens does not line up."""
         rows: list[Row] = []
         sequences = tokens = 0
-        for group, oldest in zip(groups, oldest_trainable, strict=True):
-            survivors = _survivors(group)
-            advantages_G = self.advantages(survivors)
-            for episode, advantage in zip(survivors, advantages_G, strict=True):
-                sequences += 1
+        survivors = [_survivors(group) for group in groups]
+        for group, episodes, oldest, shares in zip(
+            groups, survivors, oldest_trainable, self._shares(survivors), strict=True
+        ):
+            for episode, due in zip(episodes, shares, strict=True):
+                sequences += max(1, len(due))
                 tokens += episode.sampled_tokens
-                if self._trained(episode) and (advantage != 0 or self._keep_zero):
-                    row = _row(group.id, episode, advantage=float(advantage), oldest=oldest)
-                    rows.extend([row] if row.loss_mask.any() else [])
+                taught = {a: due_T for a, due_T in due.items() if self._trained(agents.part(episode, a))}
+                seen, advantages_T = agents.only(episode, tuple(taught)), agents.joined(episode, taught)
+                rows += [
+                    row
+                    for row in graph.rows(group.id, seen, advantages_T=advantages_T, oldest=oldest)
+                    if row.loss_mask.any()
+                    and (self._keep_zero or row.advantages.any() or (self._distills and row.lessons))
+                ]
         return Batch(step=step, version=version, rows=tuple(rows), sequences=sequences, tokens=tokens)
 
-    def advantages(self, episodes: Sequence[Episode]) -> Floats:
-        """Advantage of each episode of one group (G,), from the rewards of them all."""
+    def advantages(self, groups: Sequence[Sequence[Episode]]) -> list[list[NDArray[np.float64]]]:
+        """Per group of a step and episode of it, the advantage of each sampled token (T,), from the rewards of them all."""
+        return [
+            [agents.joined(episode, due) for episode, due in zip(episodes, shares, strict=True)]
+            for episodes, shares in zip(groups, self._shares(groups), strict=True)
+        ]
+
+    def _shares(self, groups: Sequence[Sequence[Episode]]) -> list[list[dict[str, NDArray[np.float64]]]]:
+        """Per group and episode, what each of its agents is due; agents of one name are compared with one another."""
+        out: list[list[dict[str, NDArray[np.float64]]]] = [[{} for _ in episodes] for episodes in groups]
+        for agent in agents.names(episode for episodes in groups for episode in episodes):
+            parts = [[agents.part(episode, agent) for episode in episodes] for episodes in groups]
+            for mine, outcome_G, shares in zip(parts, self._outcomes(parts), out, strict=True):
+                for episode, due_T, share in zip(mine, self._credited(mine, outcome_G), shares, strict=True):
+                    if episode.completions:
+                        share[agent] = due_T
+        return out
+
+    def _outcomes(self, groups: Sequence[Sequence[Episode]]) -> list[Floats]:
+        tolerance = self._filter.tolerance
+        if self._algo.advantage == "gdpo":
+            names = gdpo.names_of(groups)
+            scores = [gdpo.table(episodes, names) for episodes in groups]
+            given = {name for episodes in groups for episode in episodes for name in episode.env_rewards}
+            return gdpo.gdpo(scores, weights=_weights(self._reward, names, given), tolerance=tolerance)
+        rewards = [self._rewards(episodes) for episodes in groups]
+        lengths = [_lengths(episodes) for episodes in groups]
+        return ESTIMATORS[self._algo.advantage](rewards, lengths, self._algo.scale_rewards, tolerance)
+
+    def _credited(self, episodes: Sequence[Episode], outcome_G: Floats) -> list[NDArray[np.float64]]:
+        spread = credit.spread_out(episodes, outcome_G)
+        if self._algo.credit == "outcome":
+            return spread
+        scale = self._algo.scale_rewards != "none"
+        own = credit.CREDITS[self._algo.credit](episodes, scale=scale, tolerance=self._filter.tolerance)
+        return [a + b for a, b in zip(spread, own, strict=True)]
+
+    def _rewards(self, episodes: Sequence[Episode]) -> NDArray[np.float64]:
         rewards_G = as_rewards([episode.reward for episode in episodes])
-        if self._algo.advantage == "rloo":
-            return rloo(rewards_G, tolerance=self._filter.tolerance)
-        return grpo(rewards_G, scale=self._algo.scale_rewards == "group", tolerance=self._filter.tolerance)
+        return shaping.shaped(rewards_G, _lengths(episodes), algo=self._algo, longest=self._longest)
+
+    def _flat(self, episodes: Sequence[Episode]) -> bool:
+        tolerance = self._filter.tolerance
+        if self._algo.credit != "outcome":
+            own = credit.CREDITS[self._algo.credit](episodes, scale=False, tolerance=tolerance)
+            if any(values_T.any() for values_T in own):
+                return False
+        if self._algo.advantage == "gdpo":
+            return gdpo.flat(gdpo.table(episodes, gdpo.names_of([episodes])), tolerance=tolerance)
+        return is_flat(self._rewards(episodes), tolerance=tolerance)
+
+    def _taught(self, episode: Episode) -> bool:
+        return self._distills and bool(episode.taught)
+
+    def _earned(self, episode: Episode) -> bool:
+        of_steps = self._algo.credit != "outcome" and bool(episode.step_scores)
+        return episode.reward is not None or of_steps or self._taught(episode)
 
     def _trained(self, episode: Episode) -> bool:
-        return episode.reward is not None and not (self._algo.mask_truncated and episode.truncated)
+        return self._earned(episode) and not (self._algo.mask_truncated and episode.truncated)
+
+
+def _weights(reward: Reward, names: Sequence[str], given: Container[str]) -> list[float]:
+    """Of the scores ``names``. Those of an environment (``given``) weigh 1; the others are in the config's order, and weigh what
+    it says. A teacher's is always None and weighs nothing."""
+    ours = [name for name in names if name not in given]
+    scorers = [0.0 if isinstance(scorer, Teaching) else scorer.weight for scorer in reward.scorers]
+    weights = [*(reward.weights or (1.0,) * (len(ours) - len(scorers))), *scorers]
+    if len(weights) != len(ours):
+        raise AlignmentError(f"scores of {', '.join(ours)} for {len(weights)} rewards that have a weight")
+    weighed = dict(zip(ours, weights, strict=True))
+    return [weighed.get(name, 1.0) for name in names]
 
 
 def _survivors(group: Group) -> tuple[Episode, ...]:
     return tuple(episode for episode in group.episodes if episode.status == "ok")
 
 
-def _row(group: int, episode: Episode, *, advantage: float, oldest: int | None) -> Row:
-    """The conversation as one sequence; sampled tokens not older than ``oldest`` are trained on."""
-    for at, turn in enumerate(episode.turns):
-        if turn.parent not in (None, at - 1):
-            raise AlignmentError(f"turn {at} of episode {episode.index} of {episode.prompt_id} follows {turn.parent}")
-    tokens = concat_tokens([turn.tokens for turn in episode.turns])
-    mask, logprobs = np.zeros(len(tokens), np.bool_), np.zeros(len(tokens), np.float32)
-    versions = np.zeros(len(tokens), np.int32)
-    at = 0
-    for turn in episode.turns:
-        here = slice(at, at + len(turn.tokens))
-        at = here.stop
-        if turn.completion is not None:
-            _check_same_tokens(turn.completion, tokens[here], episode)
-            versions[here] = turn.completion.versions
-            logprobs[here] = turn.completion.logprobs
-            mask[here] = True
-    if oldest is not None:
-        mask &= versions >= oldest
-    return Row(
-        group=group,
-        tokens=tokens,
-        loss_mask=mask,
-        logprobs=np.where(mask, logprobs, np.float32(0)),
-        versions=np.where(mask, versions, np.int32(0)),
-        advantages=np.where(mask, np.float32(advantage), np.float32(0)),
-    )
-
-
-def _check_same_tokens(completion: Completion, tokens: np.ndarray, episode: Episode) -> None:
-    if not np.array_equal(completion.tokens, tokens):
-        raise AlignmentError(
-            f"a turn of episode {episode.index} of {episode.prompt_id} has tokens other than those its completion sampled"
-        )
+def _lengths(episodes: Sequence[Episode]) -> NDArray[np.int64]:
+    return np.array([episode.sampled_tokens for episode in episodes], np.int64)

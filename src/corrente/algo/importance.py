@@ -1,36 +1,54 @@
-"""Importance weights for samples of another policy. Shapes: K trained tokens, flat.
+"""Importance weights from the behaviour policy to the one the objective starts from. Shapes: K trained tokens, flat.
 
-With rho = pi_prox(y) / mu(y), pi_prox the policy the step starts from and mu the one that sampled, the objective is
+    rho = p(y) / mu(y)                     p: the proximal policy (ratio.py), or the current one where p would be mu
 
-    J = w(rho) * pi(y) / pi_prox(y) * A
+    tis       w = min(max(rho, floor), cap)          bias for bounded variance. Ionides 2008; for LLM RL Yao et al. 2025,
+                                                     "Your efficient RL framework secretly brings you off-policy RL training"
+    mis       w = rho where rho <= cap, else out     tokens further off teach nothing. Liu et al. 2025, "When speed kills
+                                                     stability"
+    icepop    w = rho inside [floor, cap], else out  the same on both sides. Ling team 2025, arXiv:2510.18855: 0.5 and 5
 
-    truncated   w = min(rho, cap)           TIS: bias for bounded variance. Ionides 2008; for LLM RL Yao et al. 2025,
-                                            "Your efficient RL framework secretly brings you off-policy RL training"
-    masked      w = rho where rho <= cap    MIS: tokens further off teach nothing. Liu et al. 2025, "When speed kills stability"
-                    0   elsewhere
+    level token: rho of the token; sequence: the product over its row; geometric: the geometric mean over its row
 
-The weight is a constant: no gradient flows through it. There is one optimizer step per batch, hence pi_prox is the current policy
-before the step, pi / pi_prox is 1 in value, and the clip has nothing to act on: it is not applied. Degenerate case: rho = 1
-gives the plain policy gradient. It does not weigh whole sequences.
+``correct_cap_negative`` replaces the cap where the advantage is negative, which is where a large weight does harm. The weight is
+a constant: no gradient flows through it. Degenerate case: rho = 1 gives w = 1 (if the bounds contain 1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
+from corrente.algo import ratio
+from corrente.algo.rows import Rows
 
-def truncated(ratio_K: Tensor, *, cap: float) -> Tensor:
-    """min(rho, cap), without gradient."""
-    return ratio_K.detach().clamp(max=cap)
-
-
-def masked(ratio_K: Tensor, *, cap: float) -> Tensor:
-    """rho up to cap and 0 beyond, without gradient."""
-    ratio_K = ratio_K.detach()
-    return torch.where(ratio_K > cap, torch.zeros_like(ratio_K), ratio_K)
+LEVELS: Mapping[str, Callable[[Tensor, Rows], Tensor]] = {
+    "token": lambda log_rho_K, rows: log_rho_K,
+    "sequence": ratio.product,
+    "geometric": ratio.geometric,
+}
 
 
-def weighted(logprobs_K: Tensor, advantages_K: Tensor, weights_K: Tensor) -> Tensor:
-    """J per token, to be maximised: in value w * A, in gradient w * A * grad log pi."""
-    return weights_K * torch.exp(logprobs_K - logprobs_K.detach()) * advantages_K
+def caps(advantages_K: Tensor, *, cap: float, negative: float | None) -> Tensor:
+    """The cap of each token, by the sign of its advantage."""
+    return torch.full_like(advantages_K, cap).masked_fill(advantages_K < 0, cap if negative is None else negative)
+
+
+def truncated(rho_K: Tensor, *, floor: float, cap_K: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights, and which tokens are kept: all."""
+    return torch.minimum(rho_K.clamp(min=floor), cap_K), torch.ones_like(rho_K, dtype=torch.bool)
+
+
+def masked(rho_K: Tensor, *, floor: float, cap_K: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights, and which tokens are kept: those up to their cap. ``floor`` does not matter."""
+    return rho_K, rho_K <= cap_K
+
+
+def icepop(rho_K: Tensor, *, floor: float, cap_K: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights, and which tokens are kept: those between ``floor`` and their cap."""
+    return rho_K, (rho_K <= cap_K) & (rho_K >= floor)
+
+
+WEIGHTS: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {"tis": truncated, "mis": masked, "icepop": icepop}

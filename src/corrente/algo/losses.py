@@ -1,47 +1,101 @@
 """The loss of one micro-batch, put together from the ideas in the files beside it as the config says. Implements Objective.
 
-    loss = sum_k w_k * (-J_k + beta * k3_k)
+    loss = sum_k a_k * (-w_k * J_k + beta * kl_k) - entropy_coef * mean_k H_k + what teachers add (distill.py)
 
-J: clip.py, or importance.py where ``staleness.correct`` asks for weights. w: aggregate.py. k3: kl.py.
+a: aggregate.py. w: corrections.py; 0 where a token is left out. J: objectives.py, of a ratio by ratio.py. kl: kl.py.
+H: entropy.py.
 Shapes: K trained tokens, flat; R rows. Masked tokens are not among the K, so what is stored in them (NaN, inf) cannot matter.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corrente.algo import aggregate, clip, importance
-from corrente.algo.base import Loss
-from corrente.algo.kl import k3
-from corrente.algo.ratio import log_ratio
+from corrente.algo import aggregate, corrections, distill, entropy, ratio
+from corrente.algo.base import Constants, Guide, Loss, Trained
+from corrente.algo.kl import ESTIMATORS
+from corrente.algo.objectives import OBJECTIVES
+from corrente.algo.policy import Seen, Value
+from corrente.algo.rows import Rows
+from corrente.algo.traits import TRAITS, Aggregation, proximal_of
 from corrente.config import RunConfig
 from corrente.types import Batch
 
 
 class PolicyObjective:
-    """The objective named by ``algo`` and ``staleness.correct``."""
+    """The objective named by ``algo`` and ``staleness``."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._algo = config.algo
-        self._correct = config.staleness.correct
-        self._cap = config.staleness.correct_cap
+        algo, trait = config.algo, TRAITS[config.algo.loss]
+        self._algo = algo
+        self._distill = config.distill
+        self._staleness = config.staleness
         self._max_tokens = config.sampling.max_tokens
-        self._high = config.algo.epsilon if config.algo.epsilon_high is None else config.algo.epsilon_high
-        self.needs_reference = config.algo.beta > 0
+        self._policy = OBJECTIVES[algo.loss]
+        self._kl = ESTIMATORS[algo.kl]
+        self._aggregation: Aggregation = trait.aggregation if algo.aggregation == "auto" else algo.aggregation
+        self._effective = trait.effective or algo.denominator == "effective"
+        self._proximal = proximal_of(config)
+        self.needs_reference = algo.beta > 0
+        self.needs_survey = (
+            (self._effective and corrections.rejects(config.staleness))
+            or config.staleness.normalise
+            or algo.top_entropy_quantile < 1
+            or (algo.num_iterations > 1 and self._proximal == "recompute")
+        )
+        self.needs_lessons = distill.needs(config.distill)
+        self.updates = algo.num_iterations
 
     def row_weights(self, batch: Batch) -> NDArray[np.float64]:
         """Factor of the token losses of each row (R,)."""
         trained_R = np.array([np.count_nonzero(row.loss_mask) for row in batch.rows], np.int64)
-        match self._algo.loss:
-            case "dapo":
-                return aggregate.token_mean(trained_R, tokens=batch.tokens)
-            case "grpo":
-                return aggregate.sequence_mean(trained_R, sequences=batch.sequences)
-            case "dr_grpo":
-                return aggregate.fixed_length(trained_R, sequences=batch.sequences, max_tokens=self._max_tokens)
+        share_R = np.array([row.share for row in batch.rows], np.float64)
+        sequences = share_R.sum() if self._effective else batch.sequences
+        match self._aggregation:
+            case "token":
+                tokens = int(trained_R.sum()) if self._effective else batch.tokens
+                return aggregate.token_mean(trained_R, tokens=tokens)
+            case "sequence":
+                return share_R * aggregate.sequence_mean(trained_R, sequences=sequences)
+            case "sequence_sum":
+                return aggregate.sequence_sum(trained_R, sequences=sequences)
+            case _:
+                return aggregate.fixed_length(trained_R, sequences=sequences, max_tokens=self._max_tokens)
+
+    def survey(self, parts: Sequence[Trained]) -> list[Constants]:
+        """What the whole step settles; see corrections.py and entropy.py."""
+        rows = [Rows(part.row_K, like=part.logprobs_K) for part in parts]
+        taught = [distill.advantages(part, self._distill, before_K=part.logprobs_K) for part in parts]
+        found = [self._correction(part, of) for part, of in zip(taught, rows, strict=True)]
+        if self._staleness.normalise:
+            found = corrections.normalised(found)
+        scales = [torch.ones_like(part.weights_K) for part in parts]
+        if self._effective:
+            weights = [part.weights_K for part in parts]
+            scales = corrections.effective(found, weights=weights, rows=rows, aggregation=self._aggregation)
+        chosen = [torch.ones_like(part.logprobs_K, dtype=torch.bool) for part in parts]
+        if self._algo.top_entropy_quantile < 1:
+            entropies = [part.entropy_K for part in parts if part.entropy_K is not None]
+            chosen = entropy.highest(entropies, share=self._algo.top_entropy_quantile)
+        count = sum(int(flags.sum()) for flags in chosen)
+        return [
+            Constants(
+                proximal_K=part.logprobs_K.detach(),
+                weight_K=correction.weight_K,
+                kept_K=correction.kept_K,
+                over_K=correction.over_K,
+                whole_K=correction.whole_K,
+                chosen_K=flags,
+                scale_K=scale,
+                bonus_K=flags.to(part.logprobs_K) / count,
+            )
+            for part, correction, flags, scale in zip(parts, found, chosen, scales, strict=True)
+        ]
 
     def __call__(
         self,
@@ -50,32 +104,105 @@ class PolicyObjective:
         behaviour_K: Tensor,
         advantages_K: Tensor,
         weights_K: Tensor,
+        row_K: Tensor | None = None,
+        lags_K: Tensor | None = None,
+        entropy_K: Tensor | None = None,
         reference_K: Tensor | None = None,
+        guides: tuple[Guide, ...] = (),
+        constants: Constants | None = None,
+        trained: int | None = None,
     ) -> Loss:
-        """Loss of these tokens, differentiable in ``logprobs_K`` alone."""
-        ratio_K = torch.exp(log_ratio(logprobs_K, behaviour_K))
-        if self._correct == "none":
-            loss = self._clipped(ratio_K, advantages_K, weights_K)
-        else:
-            loss = self._corrected(logprobs_K, ratio_K, advantages_K, weights_K)
-        if reference_K is None:
-            return loss
-        penalty = (weights_K * k3(logprobs_K, reference_K)).sum()
-        return Loss(
-            total=loss.total + self._algo.beta * penalty, low_K=loss.low_K, high_K=loss.high_K, cut_K=loss.cut_K
+        """Loss of these tokens; see Objective for what it is differentiable in."""
+        part = Trained(
+            logprobs_K=logprobs_K,
+            behaviour_K=behaviour_K.detach(),
+            advantages_K=advantages_K,
+            weights_K=weights_K,
+            row_K=row_K,
+            lags_K=lags_K,
+            entropy_K=entropy_K,
+            reference_K=None if reference_K is None else reference_K.detach(),
+            guides=guides,
+        )
+        before_K = logprobs_K if constants is None else constants.proximal_K
+        part = distill.advantages(part, self._distill, before_K=before_K)
+        rows = Rows(row_K, like=logprobs_K)
+        fixed = constants or self._alone(part, rows, trained or len(logprobs_K))
+        proximal_K = self._proximal_of(part, constants)
+        seen = Seen(
+            logprobs_K=logprobs_K, proximal_K=proximal_K, advantages_K=self._advantages(part, fixed, rows), rows=rows
+        )
+        value = self._policy(seen, self._algo)
+        gain_K = torch.where(fixed.kept_K & fixed.chosen_K, fixed.weight_K * value.value_K, 0.0)
+        total = -(weights_K * fixed.scale_K * gain_K).sum()
+        total = total + self._taught(part, seen, fixed) + self._penalty(part, seen) - self._bonus(part, fixed)
+        return _loss(total, value, fixed)
+
+    def _alone(self, part: Trained, rows: Rows, trained: int) -> Constants:
+        """Where nothing depends on the rest of the step."""
+        correction = self._correction(part, rows)
+        ones_K = torch.ones_like(part.logprobs_K)
+        return Constants(
+            proximal_K=part.logprobs_K.detach(),
+            weight_K=correction.weight_K,
+            kept_K=correction.kept_K,
+            over_K=correction.over_K,
+            whole_K=correction.whole_K,
+            chosen_K=torch.ones_like(correction.kept_K),
+            scale_K=ones_K,
+            bonus_K=ones_K / trained,
         )
 
-    def _clipped(self, ratio_K: Tensor, advantages_K: Tensor, weights_K: Tensor) -> Loss:
-        epsilon, delta = self._algo.epsilon, self._algo.delta
-        value_K = clip.clipped(ratio_K, advantages_K, epsilon=epsilon, epsilon_high=self._high, delta=delta)
-        now_K = ratio_K.detach()
-        low_K = clip.too_low(now_K, advantages_K, epsilon=epsilon)
-        high_K = clip.too_high(now_K, advantages_K, epsilon_high=self._high)
-        cut_K = low_K | high_K | clip.far_off(now_K, advantages_K, delta=delta)
-        return Loss(total=-(weights_K * value_K).sum(), low_K=low_K, high_K=high_K, cut_K=cut_K)
+    def _proximal_of(self, part: Trained, constants: Constants | None) -> Tensor:
+        if self._proximal == "behaviour":
+            return part.behaviour_K
+        if self._proximal == "interpolate":
+            lags_K = torch.zeros_like(part.logprobs_K) if part.lags_K is None else part.lags_K
+            return ratio.interpolate(part.logprobs_K, part.behaviour_K, lags_K)
+        return part.logprobs_K.detach() if constants is None else constants.proximal_K
 
-    def _corrected(self, logprobs_K: Tensor, ratio_K: Tensor, advantages_K: Tensor, weights_K: Tensor) -> Loss:
-        weigh = importance.truncated if self._correct == "tis" else importance.masked
-        value_K = importance.weighted(logprobs_K, advantages_K, weigh(ratio_K, cap=self._cap))
-        high_K = ratio_K.detach() > self._cap
-        return Loss(total=-(weights_K * value_K).sum(), low_K=torch.zeros_like(high_K), high_K=high_K, cut_K=high_K)
+    def _correction(self, part: Trained, rows: Rows) -> corrections.Correction:
+        now_K = part.logprobs_K.detach()
+        start_K = now_K if self._proximal == "behaviour" else self._proximal_of(part, None)
+        return corrections.correct(
+            log_ratio_K=ratio.log_ratio(now_K, part.behaviour_K),
+            log_rho_K=ratio.log_ratio(start_K, part.behaviour_K),
+            advantages_K=part.advantages_K,
+            lags_K=part.lags_K,
+            rows=rows,
+            settings=self._staleness,
+        )
+
+    def _advantages(self, part: Trained, fixed: Constants, rows: Rows) -> Tensor:
+        if part.reference_K is None or self._algo.kl_in == "loss":
+            return part.advantages_K
+        penalty_K = self._kl(fixed.proximal_K, part.reference_K)
+        return part.advantages_K - self._algo.beta * rows.to_go(penalty_K)
+
+    def _taught(self, part: Trained, seen: Seen, fixed: Constants) -> Tensor | float:
+        taught_K = distill.losses(part, self._distill, log_ratio_K=seen.log_ratio_K)
+        if taught_K is None:
+            return 0.0
+        taught_K = torch.where(fixed.kept_K, fixed.weight_K * taught_K, 0.0)
+        return (part.weights_K * fixed.scale_K * taught_K).sum()
+
+    def _penalty(self, part: Trained, seen: Seen) -> Tensor | float:
+        if part.reference_K is None or self._algo.kl_in == "reward":
+            return 0.0
+        kl_K = self._kl(part.logprobs_K, part.reference_K)
+        if self._algo.use_bias_correction_kl:
+            kl_K = kl_K * torch.exp(seen.log_ratio_at(self._algo.importance_sampling_level))
+        return self._algo.beta * (part.weights_K * kl_K).sum()
+
+    def _bonus(self, part: Trained, fixed: Constants) -> Tensor | float:
+        if part.entropy_K is None or self._algo.entropy_coef == 0:
+            return 0.0
+        return self._algo.entropy_coef * (fixed.bonus_K * part.entropy_K).sum()
+
+
+def _loss(total: Tensor, value: Value, fixed: Constants) -> Loss:
+    rejected_K, high_K = ~fixed.kept_K, value.high_K | fixed.over_K
+    cut_K = value.cut_K | high_K | rejected_K | ~fixed.chosen_K
+    return Loss(
+        total=total, low_K=value.low_K, high_K=high_K, cut_K=cut_K, rejected_K=rejected_K, whole_K=fixed.whole_K
+    )

@@ -52,7 +52,11 @@ class SingleDevice:
         return self._optimizer.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
+        """See Backend.restore. What is kept of each parameter is that of ``state``; the settings are the config's."""
+        settings = [{key: group[key] for key in group if key != "params"} for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state)
+        for group, ours in zip(self._optimizer.param_groups, settings, strict=True):
+            group.update(ours)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters if p.grad is not None]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
-from corrente.sync.base import Update
-from corrente.types import Completion, Floats, Request, Tokens
+from corrente.sync.base import ApplyMode, Update
+from corrente.types import Completion, Request, Scores, Tokens
 
-ApplyMode = Literal["swap", "recompute"]
-"""What becomes of live sequences when weights change: keep their key/value cache, or rebuild it under the new weights."""
+__all__ = ["ApplyMode", "Engine", "EngineStats", "Update"]
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the engine started, and what it holds now. ``busy_s`` is time spent computing."""
+    """Counters since the engine started, and what it holds now. ``busy_s`` is time spent computing; ``ready`` counts engines
+    that may be sent requests, of a pool."""
 
     version: int
     running: int = 0
@@ -23,29 +23,31 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int = 0
     decode_tokens: int = 0
     busy_s: float = 0.0
+    ready: int = 1
 
 
 class Engine(Protocol):
-    """Contract.
+    """Contract. Weights come in by another door: an engine also implements sync.base.Receiver.
 
     - ``generate`` returns when the request stopped, ran out of budget or was aborted (``finish_reason``). The budget
-      ``sampling.max_tokens`` is clipped to what the context has left; a prompt that leaves no room raises GenerationError.
+      ``sampling.max_tokens``, less what ``request.written`` says is there already, is clipped to what the context has left; a
+      context that leaves no room raises GenerationError, one whose budget is used up returns an empty completion.
       Every token is labelled with the version that sampled it. Cancelling the call frees the sequence.
     - The same request (tokens, sampling, seed) under the same weights yields the same tokens, whatever runs beside it, up to
-      floating-point ties.
-    - ``score`` returns the log-prob of tokens[1:] given what precedes each, untempered: shape (T-1,).
+      floating-point ties; an aborted request that goes on (``Request.after``) yields what it would have yielded undisturbed,
+      where the engine draws by position (the embedded one does; vLLM draws from a stream, so only greedy decoding does there).
+    - ``score`` returns the log-prob of tokens[1:] given what precedes each, untempered, and the ``top`` likeliest at each place.
     - ``abort`` ends requests by id; their ``generate`` calls return what they have. Unknown ids are ignored.
-    - ``apply`` makes ``update.version`` the sampling weights, between two decode steps, and returns the pause in seconds.
-      After it returns every newly sampled token carries the new version. It is all or nothing: on an error (SyncError)
-      the old weights are still in use.
+    - ``partials`` returns what the live requests among ``ids`` have so far (finish_reason "abort"), and lets them go on. An id
+      that is not live, or has nothing yet, is left out.
     """
 
     async def generate(self, request: Request) -> Completion: ...
 
-    async def score(self, tokens: Tokens) -> Floats: ...
+    async def score(self, tokens: Tokens, *, top: int = 0) -> Scores: ...
 
     async def abort(self, ids: Sequence[str]) -> None: ...
 
-    async def apply(self, update: Update, mode: ApplyMode) -> float: ...
+    async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]: ...
 
     async def stats(self) -> EngineStats: ...

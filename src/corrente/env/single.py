@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from corrente.env.base import Generate
+from corrente.env.base import Generate, Played
+from corrente.errors import GenerationError
 from corrente.types import Prompt, Request, Sampling, Turn
 
 
 class SingleTurn:
-    """Implements Env: the prompt is a given turn, the completion a sampled one."""
+    """Implements Env: the prompt is a given turn, the completion a sampled one. One that was aborted, by whoever is not this run,
+    is no sample of the policy: how long it is depends on when. It fails the episode."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> tuple[Turn, ...]:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
         request = Request(id=f"{key}/0", tokens=prompt.tokens, sampling=self._sampling, seed=seed, group=group)
         completion = await generate(request)
-        return (
-            Turn(speaker="user", tokens=prompt.tokens),
-            Turn(speaker="policy", tokens=completion.tokens, completion=completion, parent=0),
-        )
+        if completion.finish_reason == "abort":
+            raise GenerationError(f"request {request.id} was aborted after {len(completion.tokens)} tokens")
+        given = Turn(speaker="user", tokens=prompt.tokens)
+        sampled = Turn(speaker="policy", tokens=completion.tokens, completion=completion, parent=0)
+        return Played(turns=(given, sampled))

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol
+from typing import Protocol
 
-FlipNow = Callable[[Literal["swap", "recompute"]], Awaitable[None]]
+from corrente.sync.base import ApplyMode
+
+FlipNow = Callable[[ApplyMode], Awaitable[None]]
 
 
 class Traffic(Protocol):
     """The pipeline's valve on the way to the engine.
 
-    ``quiet_requests()``: on entry new requests are held back and live ones have finished; on exit the held ones start.
-    ``quiet_groups()``: the same for groups: no group starts generating, and those that did have finished.
+    - ``quiet_requests()``: on entry new requests are held back and live ones have finished; on exit the held ones start.
+    - ``quiet_groups()``: the same for groups: no group starts generating, and those that did have finished.
+    - ``interrupted()``: on entry new requests are held back and the engine has ended the live ones; on exit the held ones start
+      and the ended ones go on from where they were. A request that the engine cannot end, because it does not know of it yet,
+      is waited for a few seconds and then left alone.
+    - ``give_up(before_version=)``: groups that were admitted before that version was live, and still generate, are cancelled as
+      wholes; each is accounted for and its slot comes free. Returns at once; a later call may follow.
     """
 
     def quiet_requests(self) -> AbstractAsyncContextManager[None]: ...
 
     def quiet_groups(self) -> AbstractAsyncContextManager[None]: ...
 
+    def interrupted(self) -> AbstractAsyncContextManager[None]: ...
+
+    def give_up(self, *, before_version: int) -> None: ...
+
 
 class InflightPolicy(Protocol):
-    """Contract: call ``flip`` exactly once, when live generations are in the state the policy promises."""
+    """Contract: call ``flip`` exactly once, when live generations are in the state the policy promises. ``version`` is the one
+    that lands. When ``flip`` raises, or the landing is cancelled, nothing is held back any longer."""
 
-    async def land(self, traffic: Traffic, flip: FlipNow) -> None: ...
+    async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None: ...

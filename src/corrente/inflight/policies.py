@@ -1,4 +1,4 @@
-"""Four ways for weights to land. Each calls ``flip`` once, when live generations are where it promises them to be."""
+"""Seven ways for weights to land. Each calls ``flip`` once, when live generations are where it promises them to be."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ from corrente.inflight.base import FlipNow, Traffic
 class Swap:
     """At once; live sequences go on with the cache they have."""
 
-    async def land(self, traffic: Traffic, flip: FlipNow) -> None:
+    async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         await flip("swap")
 
 
 class Recompute:
     """At once; the engine rebuilds the caches of live sequences under the new weights."""
 
-    async def land(self, traffic: Traffic, flip: FlipNow) -> None:
+    async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         await flip("recompute")
+
+
+class Resume:
+    """Live requests are ended, weights change, and they are sent again with what they had written: the engine needs no way to
+    change weights under a live sequence, and an ordinary prefill rebuilds the cache."""
+
+    async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
+        async with traffic.interrupted():
+            await flip("swap")
 
 
 class Drain:
     """Once live requests have finished. No sequence mixes versions; the engine idles through the tail of the longest."""
 
-    async def land(self, traffic: Traffic, flip: FlipNow) -> None:
+    async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         async with traffic.quiet_requests():
             await flip("swap")
 
@@ -30,6 +39,27 @@ class Drain:
 class Barrier:
     """Once every group that started has finished. No group mixes versions."""
 
-    async def land(self, traffic: Traffic, flip: FlipNow) -> None:
+    async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         async with traffic.quiet_groups():
             await flip("swap")
+
+
+class Cancel:
+    """At once; then groups that have seen more than ``max_age`` versions land since their admission are given up as wholes.
+
+    Only once the flip has succeeded: one that fails costs nobody anything.
+    """
+
+    def __init__(self, *, max_age: int) -> None:
+        self._max_age = max_age
+
+    async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
+        await flip("swap")
+        traffic.give_up(before_version=version - self._max_age)
+
+
+class Snapshot:
+    """At once; live sequences finish under the weights they began with, which the engine keeps for as long."""
+
+    async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
+        await flip("snapshot")

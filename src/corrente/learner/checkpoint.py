@@ -1,4 +1,4 @@
-"""The learner's half of a checkpoint: a Hugging Face directory anyone can load, and learner.pt beside it.
+"""The learner's half of a checkpoint: a Hugging Face or peft directory anyone can load, and learner.pt beside it.
 
 learner.pt holds optimizer state, the number of steps taken and random number generators, as tensors and numbers only: it is
 read with ``weights_only=True``, so a checkpoint cannot run code. Nothing here is atomic; the caller writes aside and renames.
@@ -7,6 +7,7 @@ read with ``weights_only=True``, so a checkpoint cannot run code. Nothing here i
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -14,18 +15,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from corrente import randomness
 from corrente.errors import CheckpointError, ConfigError
-from corrente.learner.model import load_model, no_progress_bars
+from corrente.quiet import no_progress_bars
 
 STATE = "learner.pt"
 TOKENIZER = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
 
 
-def write(path: Path, *, model: Any, source: Path, state: dict[str, Any]) -> None:
-    """Write into an existing empty directory; tokenizer files are copied from ``source``. Raises CheckpointError."""
+def write(path: Path, *, weights: Callable[[Path], None], source: Path, state: dict[str, Any]) -> None:
+    """Write into an existing empty directory: ``weights`` writes its files, tokenizer files are copied from ``source``. Raises
+    CheckpointError."""
     try:
         with no_progress_bars():
-            model.save_pretrained(path)
+            weights(path)
         for pattern in TOKENIZER:
             for file in sorted(source.glob(pattern)):
                 shutil.copyfile(file, path / file.name)
@@ -34,44 +37,29 @@ def write(path: Path, *, model: Any, source: Path, state: dict[str, Any]) -> Non
         raise CheckpointError(f"cannot write a checkpoint to {path}: {error}") from error
 
 
-def read(path: Path, *, device: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Weights by state-dict name, and the state given to ``write``. Raises CheckpointError; changes nothing."""
+def read(
+    path: Path, *, weights: Callable[[Path], Mapping[str, torch.Tensor]], device: str
+) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
+    """What ``weights`` reads, and the state given to ``write``. Raises CheckpointError; changes nothing."""
     try:
         state = torch.load(path / STATE, map_location=device, weights_only=True)
-        model = load_model(path, device=device)
+        return weights(path), state
     except UnpicklingError as error:  # what torch raises for a file it did not write, or that holds more than data
         raise CheckpointError(f"cannot read the checkpoint {path}: {STATE} is damaged: {error}") from error
+    except CheckpointError:
+        raise
     except (OSError, RuntimeError, ValueError, EOFError, SafetensorError, ConfigError) as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from error
-    return model.state_dict(), state
-
-
-def check(model: Any, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Refuse weights of another model, before anything changes. Raises CheckpointError."""
-    own = model.state_dict()
-    shapes, given = ({name: tuple(tensor.shape) for name, tensor in of.items()} for of in (own, weights))
-    wrong = sorted(name for name in shapes.keys() | given.keys() if shapes.get(name) != given.get(name))
-    if wrong:
-        name = wrong[0]
-        raise CheckpointError(
-            f"the checkpoint {path} holds another model: {name} is {given.get(name)}, not {shapes.get(name)}"
-        )
-
-
-def assign(model: Any, weights: dict[str, torch.Tensor]) -> None:
-    """Copy weights into the model in place: its tensors stay where they are."""
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            tensor.copy_(weights[name])
 
 
 def restore_rng(state: dict[str, Any]) -> None:
     """Bring the random number generators back to where they were when ``write`` was called."""
     torch.set_rng_state(state["rng"]["cpu"].cpu())
+    randomness.restore(state["rng"].get("others", {}))
     if torch.cuda.is_available() and len(state["rng"]["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([rng.cpu() for rng in state["rng"]["cuda"]])
 
 
 def _rng_state() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+    return {"cpu": torch.get_rng_state(), "cuda": cuda, "others": randomness.state()}

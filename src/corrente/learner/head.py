@@ -1,12 +1,14 @@
 """Log-probabilities of chosen tokens from hidden states, without keeping logits that no trained token needs.
 
-    logprob_k = z[m_k, y_k] - logsumexp_v z[m_k, v],      z = (hidden W^T + b) / temperature
+    logprob_k = z[m_k, y_k] - logsumexp_{v in S_m} z[m_k, v],      z = (hidden W^T + b) / temperature
 
 Shapes: M positions, H hidden size, V vocabulary, K trained tokens; ``slot_K`` says at which of the M positions token k is
-predicted, so tokens that share a position share its row of logits. The backward pass is written out,
+predicted, so tokens that share a position share its row of logits. S_m is what the engine kept for the draw at m, all of
+V where it cut nothing off. The backward pass is written out,
 
-    d loss / d z[m, v] = sum_{k at m} g_k (1[v = y_k] - softmax(z[m])[v]),
+    d loss / d z[m, v] = sum_{k at m} g_k (1[v = y_k] - p[m, v]) - h_m p[m, v] (log p[m, v] + H[m]),       p = softmax(z),
 
+g the gradient of the log-probs and h that of the entropies H (left out where nobody asks for it),
 because autograd would keep three arrays of M x V where one is enough. Logits are made in chunks of rows; what fits in
 ``KEEP_BYTES`` is kept as softmax for the backward pass, otherwise it is recomputed there. Softmax and its sums are in float32 at
 least, whatever the model computes in. The matrix products are in the dtype of ``hidden``.
@@ -19,15 +21,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from corrente.learner.support import KeptSets, cut_logits
+
 KEEP_BYTES = 1 << 30
 CHUNK_BYTES = 64 << 20
 
 
 class TokenLogprobs(NamedTuple):
-    """logprobs (K,), differentiable; entropy (M,) of the distribution at each position, not differentiable."""
+    """logprobs (K,), and entropy (M,) of the distribution at each position; both differentiable. ``also_KJ``: log-probs of other
+    tokens at the same places, where they were asked for; differentiable."""
 
     logprobs_K: Tensor
     entropy_M: Tensor
+    also_KJ: Tensor | None = None
 
 
 def token_logprobs(
@@ -38,20 +44,45 @@ def token_logprobs(
     slot_K: Tensor,
     targets_K: Tensor,
     temperature: float,
+    also_KJ: Tensor | None = None,
+    kept: KeptSets | None = None,
 ) -> TokenLogprobs:
-    """Log-probs of ``targets_K``, each at position ``slot_K`` of ``hidden_MH``."""
-    out = _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, slot_K, targets_K, temperature)
-    return TokenLogprobs(*out)
+    """Log-probs of ``targets_K``, each at position ``slot_K`` of ``hidden_MH``, among the tokens ``kept`` there; and of
+    the tokens ``also_KJ``."""
+    slots, targets = _pairs(slot_K, targets_K, also_KJ)
+    logprobs, entropy_M = _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, slots, targets, temperature, kept)
+    return TokenLogprobs(logprobs[: len(slot_K)], entropy_M, _rest(logprobs, also_KJ))
 
 
-def from_logits(logits_MV: Tensor, *, slot_K: Tensor, targets_K: Tensor, temperature: float) -> TokenLogprobs:
+def from_logits(
+    logits_MV: Tensor,
+    *,
+    slot_K: Tensor,
+    targets_K: Tensor,
+    temperature: float,
+    also_KJ: Tensor | None = None,
+    kept: KeptSets | None = None,
+) -> TokenLogprobs:
     """The same from logits a model computed in its own way."""
     if logits_MV.dtype in (torch.bfloat16, torch.float16):
         logits_MV = logits_MV.float()
-    logprobs_MV = torch.log_softmax(logits_MV / temperature, -1)
-    with torch.no_grad():
-        entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
-    return TokenLogprobs(logprobs_MV[slot_K, targets_K], entropy_M)
+    logprobs_MV = torch.log_softmax(cut_logits(logits_MV / temperature, kept), -1)
+    entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
+    slots, targets = _pairs(slot_K, targets_K, also_KJ)
+    logprobs = logprobs_MV[slots, targets]
+    return TokenLogprobs(logprobs[: len(slot_K)], entropy_M, _rest(logprobs, also_KJ))
+
+
+def _pairs(slot_K: Tensor, targets_K: Tensor, also_KJ: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Positions and tokens to be evaluated: the K, then J more at each of their places."""
+    if also_KJ is None:
+        return slot_K, targets_K
+    more = slot_K.repeat_interleave(also_KJ.shape[1])
+    return torch.cat([slot_K, more]), torch.cat([targets_K, also_KJ.flatten()])
+
+
+def _rest(logprobs: Tensor, also_KJ: Tensor | None) -> Tensor | None:
+    return None if also_KJ is None else logprobs[len(also_KJ) :].view(also_KJ.shape)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -64,6 +95,7 @@ class _TokenLogprobs(torch.autograd.Function):
         slot: Tensor,
         target: Tensor,
         temperature: float,
+        within: KeptSets | None,
     ) -> tuple[Tensor, Tensor]:
         positions, vocabulary = len(hidden), len(weight)
         exact = torch.promote_types(hidden.dtype, torch.float32)
@@ -73,31 +105,39 @@ class _TokenLogprobs(torch.autograd.Function):
         kept: list[Tensor] = []
         for rows in _chunks(positions, vocabulary * exact.itemsize):
             z = _logits(hidden[rows], weight, bias, temperature, exact)
+            z = z if within is None else within.cut(z, rows)
             here = (slot >= rows.start) & (slot < rows.stop)
             chosen[here] = z[slot[here] - rows.start, target[here]]
             lse[rows] = torch.logsumexp(z, -1)
             p = torch.exp(z - lse[rows, None])
             entropy[rows] = lse[rows] - torch.linalg.vecdot(p, z)
             kept.extend([p] if keep else [])
-        ctx.save_for_backward(hidden, weight, bias, slot, target, lse, *kept)
-        ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(hidden, weight, bias, slot, target, lse, entropy, *kept)
+        ctx.temperature, ctx.within = temperature, within
+        ctx.set_materialize_grads(False)
         return chosen - lse[slot], entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, slot, target, lse, *kept = ctx.saved_tensors
-        grad = grads[0] / ctx.temperature
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, slot, target, lse, entropy, *kept = ctx.saved_tensors
+        of_logprobs, of_entropy = grads
+        grad = lse.new_zeros(len(slot)) if of_logprobs is None else of_logprobs / ctx.temperature
         total = torch.zeros_like(lse).index_add_(0, slot, grad)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = grad_bias = None
         for number, rows in enumerate(_chunks(len(hidden), len(weight) * lse.dtype.itemsize)):
             if kept:
-                dz = kept[number].mul(-total[rows, None])
+                p, spare = kept[number], torch.empty_like(kept[number])
             else:
                 z = _logits(hidden[rows], weight, bias, ctx.temperature, lse.dtype)
-                dz = z.sub_(lse[rows, None]).exp_().mul_(-total[rows, None])
+                z = z if ctx.within is None else ctx.within.cut(z, rows)
+                p = z.sub_(lse[rows, None]).exp_()
+                spare = p if of_entropy is None else torch.empty_like(p)
+            dz = torch.mul(p, -total[rows, None], out=spare)
+            if of_entropy is not None:
+                slope = torch.special.xlogy(p, p).addcmul_(p, entropy[rows, None])
+                dz.addcmul_(slope, of_entropy[rows, None], value=-1 / ctx.temperature)
             here = (slot >= rows.start) & (slot < rows.stop)
             dz.index_put_((slot[here] - rows.start, target[here]), grad[here], accumulate=True)
             dz = dz.to(hidden.dtype)
@@ -109,7 +149,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if wants_bias and bias is not None:
                 part = dz.sum(0).to(bias.dtype)
                 grad_bias = part if grad_bias is None else grad_bias.add_(part)
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
 def _chunks(count: int, bytes_each: int) -> list[slice]:

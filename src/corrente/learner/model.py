@@ -16,8 +16,6 @@ Dropout is switched off: the policy that is trained must be the one that sampled
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging
 
-from corrente.errors import ConfigError
+from corrente.errors import AlignmentError, ConfigError
 from corrente.learner import attention
+from corrente.learner.base import Pulse, unheard
 from corrente.learner.head import TokenLogprobs, from_logits, token_logprobs
+from corrente.learner.lessons import also
 from corrente.learner.packing import Inputs, Pack, as_rows, as_tree
+from corrente.learner.support import KeptSets
+from corrente.quiet import no_progress_bars
+from corrente.routers import routers_of
 from corrente.types import Tokens
 
 BLOCK_TOKENS = {"cpu": 96, "accelerator": 1024}
@@ -40,15 +42,19 @@ PROBE_TOLERANCE = 2e-5
 
 
 def load_model(path: Path, *, device: str) -> Any:
-    """A Hugging Face causal LM in float32, without dropout, in evaluation mode. Raises ConfigError when there is none."""
+    """A Hugging Face causal LM in float32, without dropout, in evaluation mode. Raises ConfigError when there is none, or not all
+    of it."""
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         with no_progress_bars():
             config = AutoConfig.from_pretrained(path, local_files_only=True)
             kind = "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else "sdpa"
-            model = load(path, config=config, dtype=torch.float32, attn_implementation=kind, local_files_only=True)
+            told: dict[str, Any] = {"attn_implementation": kind, "local_files_only": True, "output_loading_info": True}
+            model, notes = load(path, config=config, dtype=torch.float32, **told)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path = {str(path)!r}: not a causal LM that can be loaded: {error}") from error
+    if missing := sorted(notes["missing_keys"]):  # transformers fills these with random numbers
+        raise ConfigError(f"model.path = {str(path)!r}: there are no weights for {missing[0]}; give a complete model")
     for module in model.modules():
         for name in ("p", "attention_dropout", "dropout"):
             if isinstance(getattr(module, name, None), float) and (name != "p" or isinstance(module, nn.Dropout)):
@@ -79,10 +85,13 @@ class Policy:
     def __init__(self, model: Any, *, temperature: float = 1.0, dtype: torch.dtype | None = None) -> None:
         self.model = model
         self.temperature = temperature or 1.0
+        self.pulse: Pulse = unheard
+        """Called before each forward pass."""
         self.device = next(model.parameters()).device
         self.dtype: torch.dtype = dtype or next(model.parameters()).dtype
         self._block_tokens = BLOCK_TOKENS["cpu" if self.device.type == "cpu" else "accelerator"]
         self._window = _sliding_window(model.config)
+        self._routers = routers_of(model)
         before = model.config._attn_implementation
         model.set_attn_implementation(attention.NAME)
         self.folds = self._probe_tree()
@@ -90,18 +99,25 @@ class Policy:
             model.set_attn_implementation(before)
         self.splits = self._probe_head()
 
-    def logprobs(self, pack: Pack) -> tuple[TokenLogprobs, Inputs]:
-        """Log-probs (K,) of the trained tokens, at the sampling temperature, and what was forwarded to get them."""
+    def logprobs(self, pack: Pack, *, likeliest: bool = False) -> tuple[TokenLogprobs, Inputs]:
+        """Log-probs (K,) of the trained tokens, at the sampling temperature, among what was kept for each draw and through the
+        experts that were kept, and what was forwarded to get them; with ``likeliest``, also those of the tokens that teachers
+        find likeliest."""
+        self.pulse()
         deepest = max(len(context) for context in pack.contexts)
         tree = self.folds and (self._window is None or deepest <= self._window)
         inputs = as_tree(pack) if tree else as_rows(pack)
         slot_K, targets_K = self._tensor(inputs.slot_K), self._tensor(pack.targets_K)
         select_M = self._tensor(inputs.select_M)
+        more_KJ = also(pack.said) if likeliest else None
+        also_KJ = None if more_KJ is None else self._tensor(more_KJ).long()
+        kept = None if inputs.support is None else KeptSets(inputs.support, device=self.device)
+        self._lay_down(inputs)
         with torch.autocast(self.device.type, self.dtype, enabled=self._mixed):
             if not self.splits:
                 logits = self.model(**self._arguments(inputs)).logits.flatten(0, 1)[select_M]
                 kwargs = {"slot_K": slot_K, "targets_K": targets_K, "temperature": self.temperature}
-                return from_logits(logits, **kwargs), inputs
+                return from_logits(logits, **kwargs, also_KJ=also_KJ, kept=kept), inputs
             hidden_MH = self._hidden(inputs)[select_M].to(self.dtype)
         head = self.model.get_output_embeddings()
         out = token_logprobs(
@@ -111,8 +127,19 @@ class Policy:
             slot_K=slot_K,
             targets_K=targets_K,
             temperature=self.temperature,
+            also_KJ=also_KJ,
+            kept=kept,
         )
         return out, inputs
+
+    def _lay_down(self, inputs: Inputs) -> None:
+        """Have the next forward pass, and its recomputation, route as was recorded."""
+        if not isinstance(self._routers, str):
+            self._routers.replay(None if inputs.experts is None else self._tensor(inputs.experts).long())
+        elif inputs.experts is not None:
+            raise AlignmentError(
+                f"the rows say which experts were chosen, but they cannot be replayed: {self._routers}"
+            )
 
     @property
     def _mixed(self) -> bool:
@@ -164,18 +191,6 @@ class Policy:
         return _close(head(self._hidden(inputs)[inputs.select_M]), logits)
 
 
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """A library does not draw on the terminal of the program that uses it."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _probe(config: Any) -> Pack:
     """Three sequences that share beginnings and differ in length; every position is asked for."""
     ids: Tokens = (np.arange(7, 23, dtype=np.int32) * 37) % config.get_text_config().vocab_size
@@ -192,6 +207,7 @@ def _probe(config: Any) -> Pack:
         advantages_K=blank_K,
         weights_K=blank_K.astype(np.float64),
         lags_K=np.zeros(len(at_K), np.int32),
+        mixed_K=np.zeros(len(at_K), np.bool_),
     )
 
 

@@ -6,6 +6,7 @@ N positions forwarded.
 A token is predicted at the position before it, so a row enters the forward pass only up to its last trained token, exclusive.
 Rows are sorted so that those with a common prefix are neighbours, groups first, and micro-batches are cut between groups
 wherever a group fits. The cut does not change the gradient: the weight of a token holds the step's denominator already.
+What engines kept of the tokens comes along, and decides with them what is distinct (provenance.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corrente.errors import AlignmentError, DivergedError
+from corrente.kept import Experts, Support, nowhere
+from corrente.learner import provenance
+from corrente.learner.lessons import Said, gathered
 from corrente.tree import Index, Tree, fold
 from corrente.types import Floats, Mask, Row, Tokens
 
@@ -32,46 +36,72 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     advantages_K: Floats
     weights_K: NDArray[np.float64]
     lags_K: Tokens
+    mixed_K: Mask
+    said: tuple[Said, ...] = ()
+    """What teachers say of the trained tokens, where the loss reads it."""
+    support: Support | None = None
+    """What each of the K was drawn from; None: nothing was cut off."""
+    experts: tuple[Experts, ...] | None = None
+    """Where the tokens of each context were sent; None: as the weights say."""
+    symbols: tuple[Tokens, ...] | None = None
+    """The contexts as they are folded, with ``experts``; see provenance.symbols."""
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What the model is given: tokens (B, N), their positions (B, N), and the tree they come from (then B is 1) or the mask
     (B, N) of padded rows; and which of the B * N positions predict: ``select_M``, and for every trained token its index among
-    them, ``slot_K``."""
+    them, ``slot_K``. ``support``: of the M. ``experts`` (B * N, layers, k). ``times`` (B * N,): rows that have a position."""
 
     tokens: Tokens
     positions: Index
     select_M: Index
     slot_K: Index
+    times: Index
     tree: Tree | None = None
     mask: Mask | None = None
+    support: Support | None = None
+    experts: Experts | None = None
 
 
-def plan(rows: Sequence[Row], *, weights_R: NDArray[np.float64], version: int, budget: int) -> tuple[Pack, ...]:
-    """Cut rows into micro-batches of at most ``budget`` distinct tokens; a single row longer than that is not split.
+def plan(
+    rows: Sequence[Row], *, weights_R: NDArray[np.float64], version: int, budget: int, lessons: bool = False
+) -> tuple[Pack, ...]:
+    """Cut rows into micro-batches of at most ``budget`` distinct tokens; a single row longer than that is not split. With
+    ``lessons``, what teachers say of the rows comes along.
 
     Raises AlignmentError for a trained token without context, DivergedError for a recorded value that is not finite.
     """
     for row in rows:
         _check(row)
     contexts = [row.tokens[: np.flatnonzero(row.loss_mask)[-1]] for row in rows]
+    symbols = provenance.symbols(contexts, provenance.experts_of(rows, contexts)) if rows else contexts
     return tuple(
-        _pack([rows[r] for r in cut], [contexts[r] for r in cut], weights_R[list(cut)], version)
-        for cut in _cuts(rows, contexts, budget)
+        _pack([rows[r] for r in cut], [contexts[r] for r in cut], weights_R[list(cut)], version, lessons=lessons)
+        for cut in _cuts(rows, symbols, budget)
     )
 
 
 def as_tree(pack: Pack) -> Inputs:
     """The micro-batch as one sequence of its distinct prefixes."""
-    tree: Tree = fold(pack.contexts)
+    tree: Tree = fold(pack.contexts if pack.symbols is None else pack.symbols)
     node_K = np.array([tree.paths[r][at] for r, at in zip(pack.row_K, pack.at_K, strict=True)], np.int64)
-    select_M, slot_K = np.unique(node_K, return_inverse=True)
+    select_M, slot_K, support_M = provenance.slots(node_K, pack.support)
+    nodes = np.concatenate(tree.paths)
+    tokens = np.empty(len(tree), np.int32)
+    tokens[nodes] = np.concatenate(pack.contexts)
+    experts = None
+    if pack.experts is not None:
+        experts = nowhere(len(tree), pack.experts[0].shape[1:])
+        experts[nodes] = np.concatenate(pack.experts)
     return Inputs(
-        tokens=tree.tokens[None],
+        tokens=tokens[None],
         positions=tree.positions[None],
         select_M=select_M,
-        slot_K=slot_K.reshape(-1),
+        slot_K=slot_K,
+        times=np.bincount(nodes, minlength=len(tree)),
         tree=tree,
+        support=support_M,
+        experts=experts,
     )
 
 
@@ -83,12 +113,19 @@ def as_rows(pack: Pack) -> Inputs:
     for r, context in enumerate(pack.contexts):
         tokens[r, : len(context)] = context
         mask[r, : len(context)] = True
+    experts = None
+    if pack.experts is not None:
+        experts = nowhere(tokens.size, pack.experts[0].shape[1:])
+        experts[mask.flatten()] = np.concatenate(pack.experts)
     return Inputs(
         tokens=tokens,
         positions=np.tile(np.arange(length), (len(tokens), 1)),
         select_M=pack.row_K * length + pack.at_K,
         slot_K=np.arange(len(pack.row_K)),
+        times=mask.flatten().astype(np.int64),
         mask=mask,
+        support=pack.support,
+        experts=experts,
     )
 
 
@@ -151,10 +188,13 @@ def _common(a: Tokens, b: Tokens) -> int:
     return int(differs[0]) if len(differs) else shortest
 
 
-def _pack(rows: Sequence[Row], contexts: Sequence[Tokens], weights_R: NDArray[np.float64], version: int) -> Pack:
+def _pack(
+    rows: Sequence[Row], contexts: Sequence[Tokens], weights_R: NDArray[np.float64], version: int, *, lessons: bool
+) -> Pack:
     where = [np.flatnonzero(row.loss_mask) for row in rows]
     counts = [len(at) for at in where]
     pairs = list(zip(rows, where, strict=True))
+    experts = provenance.experts_of(rows, contexts)
     return Pack(
         contexts=tuple(contexts),
         row_K=np.repeat(np.arange(len(rows)), counts),
@@ -164,4 +204,11 @@ def _pack(rows: Sequence[Row], contexts: Sequence[Tokens], weights_R: NDArray[np
         advantages_K=np.concatenate([row.advantages[at] for row, at in pairs]),
         weights_K=np.repeat(weights_R, counts),
         lags_K=np.concatenate([version - row.versions[at] for row, at in pairs]),
+        mixed_K=np.concatenate(
+            [np.zeros(len(at), np.bool_) if row.mixed is None else row.mixed[at] for row, at in pairs]
+        ),
+        said=gathered(rows, where) if lessons else (),
+        support=provenance.support_of(rows, where),
+        experts=experts,
+        symbols=None if experts is None else tuple(provenance.symbols(contexts, experts)),
     )

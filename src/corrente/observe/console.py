@@ -18,6 +18,7 @@ BARS = "▁▂▃▄▅▆▇█"
 REFRESH_S = 0.25
 SPARK = 24
 RECENT = 8
+AGENT = "reward/agent/"
 WAITS = {
     "engine": {"wait/feed_slot_fraction": "a free slot"},
     "learner": {"wait/learner_groups_fraction": "groups", "wait/learner_publish_fraction": "the publish before"},
@@ -79,11 +80,13 @@ class View:
         self._rewards: deque[float] = deque(maxlen=SPARK)
         self._held_out: deque[float] = deque(maxlen=SPARK)
         self._first: dict[str, float] = {}
+        self._replicas = 1.0
         self._ends_s: deque[tuple[int, float]] = deque(maxlen=RECENT)
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Take in one record of metrics."""
         self._now.update(values)
+        self._replicas = max(self._replicas, values.get("engine/ready", 0.0))
         for name in ("reward/mean", "eval/reward"):
             if name in values:
                 self._first.setdefault(name, values[name])
@@ -111,9 +114,14 @@ class View:
         eta = "" if self.eta_s is None else f"  left {duration(self.eta_s)}"
         width = len(str(self.steps))
         return (
-            f"step {self.step:>{width}}/{self.steps}  reward {self._number('reward/mean')}  lag {self._lag_text()}  "
+            f"step {self.step:>{width}}/{self.steps}  reward {self._earned()}  lag {self._lag_text()}  "
             f"engine {self._side('engine')}  learner {self._side('learner')}  after {duration(self.elapsed_s)}{eta}"
         )
+
+    def _earned(self) -> str:
+        """The mean reward; of several agents, each one's."""
+        agents = {name.removeprefix(AGENT): value for name, value in self._now.items() if name.startswith(AGENT)}
+        return ", ".join(f"{name} {value:.3f}" for name, value in agents.items()) or self._number("reward/mean")
 
     def table(self, title: str = "") -> RenderableType:
         """The whole picture."""
@@ -124,6 +132,8 @@ class View:
         grid.add_row("steps", ProgressBar(total=self.steps, completed=self.step, width=40))
         grid.add_row("", f"{self.step} of {self.steps}, {duration(self.elapsed_s)}{eta}")
         grid.add_row("reward", self._curve("reward/mean", self._rewards))
+        if any(name.startswith(AGENT) for name in self._now):
+            grid.add_row("agents", self._earned())
         if self._held_out:
             grid.add_row("held-out", f"{spark(self._held_out)} {self._held_out_text()}")
         grid.add_row("lag", self._lag_text())
@@ -159,7 +169,13 @@ class View:
         waits = [f"{what} {part:.0%}" for what, part in parts.items() if round(part, 2) > 0]
         idle = self._number(f"{side}/idle_fraction", ".0%")
         for_what = f", waits for {', '.join(waits)}" if waits else ""
-        return f"{self._number(f'{side}/tokens_per_s', '.0f')} tokens/s, idle {idle}{for_what}"
+        pace = f"{self._number(f'{side}/tokens_per_s', '.0f')} tokens/s"
+        return f"{pace}{self._ready_text() if side == 'engine' else ''}, idle {idle}{for_what}"
+
+    def _ready_text(self) -> str:
+        """How many replicas are ready, where there has been more than one, or is none."""
+        ready = self._now.get("engine/ready", 1.0)
+        return f" from {ready:.0f} of {self._replicas:.0f} replicas" if self._replicas > 1 or ready != 1 else ""
 
     def _counts(self, area: str, names: tuple[str, ...]) -> str:
         known = [f"{self._now[f'{area}/{name}']:.0f} {name}" for name in names if f"{area}/{name}" in self._now]

@@ -13,7 +13,7 @@ viewer nests what overlaps. ``read_lines`` and what is built on it leave out the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -141,6 +141,37 @@ def read_timeline(folder: Path) -> list[dict[str, Any]]:
         for event in read_lines(folder / "timeline.jsonl")
         if event.get("ph") == "X"
     ]
+
+
+def rewind(folder: Path, *, step: int, evaluated: bool, elapsed_s: float) -> None:
+    """Take back what was recorded after the checkpoint of ``step``, which a resumed run records again: steps and samples past
+    it, spans that end after ``elapsed_s``, and, unless that was ``evaluated``, the evaluation of its weights. Torn lines go too.
+    Events stay. Each file is replaced whole, so a crash in between leaves the old one or the new one."""
+
+    def stays(record: dict[str, Any]) -> bool:
+        repeated = "eval/episodes" in record and not evaluated
+        return int(record["step"]) < step + (not repeated)
+
+    _keep_lines(folder / "metrics.jsonl", stays)
+    _keep_lines(folder / "samples.jsonl", lambda record: int(record["step"]) <= step)
+    _keep_lines(
+        folder / "timeline.jsonl",
+        lambda event: event.get("ph") != "X" or event["ts"] + event["dur"] <= elapsed_s * MICRO,
+        head="[\n",
+        end=",\n",
+    )
+
+
+def _keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool], *, head: str = "", end: str = "\n") -> None:
+    if not path.exists():
+        return
+    aside = path.with_name(f".{path.name}.writing")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(head)
+        for record in read_lines(path):
+            if stays(record):
+                file.write(msgspec.json.encode(record).decode() + end)
+    aside.replace(path)
 
 
 def _is_torn(path: Path) -> bool:

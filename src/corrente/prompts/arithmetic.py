@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from corrente.config import Arithmetic
 from corrente.errors import ConfigError
+from corrente.prompts.numbered import NumberedPrompts
 from corrente.types import Prompt
 
 Encode = Callable[[str], list[int]]
@@ -28,37 +28,19 @@ SALT = "held out 11"
 _TRIES = 10_000
 
 
-class ArithmeticPrompts:
-    """Implements Prompts. The n-th prompt depends on the seed and n alone; its id is "0/<n>"."""
+class ArithmeticPrompts(NumberedPrompts):
+    """The n-th prompt depends on the seed and n alone."""
 
     def __init__(self, config: Arithmetic, encode: Encode, *, seed: int) -> None:
-        self._config = config
-        self._encode = encode
-        self._seed = seed
-        self._position = 0
+        self._config, self._encode, self._seed = config, encode, seed
         self._shots = shots(config)
-
-    def next(self) -> Prompt | None:
-        prompt = self._make(self._position)
-        self._position += 1
-        return prompt
-
-    def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
-        return tuple(self._make(int(prompt_id.partition("/")[2])) for prompt_id in ids)
-
-    def state(self) -> dict[str, Any]:
-        return {"position": self._position}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._position = int(state["position"])
-
-    def describe(self) -> str:
-        return (
-            f"sums of two {self._config.digits}-digit numbers behind {self._config.shots} worked examples, "
-            f"{self._config.held_out:.0%} of the pairs held out"
+        super().__init__(
+            self._sum,
+            description=f"sums of two {config.digits}-digit numbers behind {config.shots} worked examples, "
+            f"{config.held_out:.0%} of the pairs held out",
         )
 
-    def _make(self, number: int) -> Prompt:
+    def _sum(self, number: int) -> Prompt:
         draws = random.Random(f"corrente/arithmetic/{self._seed}/{number}")
         for _ in range(_TRIES):
             pair = draw(draws, digits=self._config.digits)

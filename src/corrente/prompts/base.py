@@ -1,11 +1,18 @@
-"""Where work comes from."""
+"""Where work comes from, and how a conversation becomes what a model reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from corrente.types import Prompt
+
+Encode = Callable[[str], list[int]]
+"""Raw text to token ids."""
+Message = Mapping[str, Any]
+"""One message of a conversation: "role", "content", and what else its template knows ("tool_calls", "name", ...)."""
+Tool = Callable[..., Any] | Mapping[str, Any]
+"""A tool as a chat template takes it: a Python function with type hints and a docstring, or its JSON schema."""
 
 
 class Prompts(Protocol):
@@ -26,3 +33,22 @@ class Prompts(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
     def describe(self) -> str: ...
+
+
+class Chat(Protocol):
+    """Contract: a conversation as the model was trained to read it.
+
+    - ``render`` gives the text. With ``generation``, it ends where the next answer begins. ``tools`` None: those it was made
+      with. ConfigError where there is no template; RolloutError where the template refuses these messages.
+    - ``prompt`` gives text and token ids (T,) of a conversation that is to be answered; a last message of the assistant is
+      left open, to be gone on with.
+    - ``encode`` gives the ids of text that was rendered: nothing is put before it.
+    """
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, generation: bool = True
+    ) -> str: ...
+
+    def prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None) -> tuple[str, list[int]]: ...
+
+    def encode(self, text: str) -> list[int]: ...

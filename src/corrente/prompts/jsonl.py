@@ -1,87 +1,23 @@
-"""Prompts from a JSON Lines file: one object a line, one column the text, the others handed to the reward functions.
+"""A JSON Lines file as a table of rows: one object a line. Blank lines are no rows.
 
-Only the offsets of the rows are kept in memory; a row is read when it is asked for. The order of an epoch is a permutation drawn
-from the seed and the epoch's number, so the position is all the state there is, and a row has the same id ("<epoch>/<row>")
-wherever the shuffle puts it. Blank lines are no rows. Chat messages are not rendered: the column is text.
+Only the offsets of the rows are kept in memory; a row is read when it is asked for.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from corrente.config import Jsonl
 from corrente.errors import ConfigError
-from corrente.types import Prompt
-
-Encode = Callable[[str], list[int]]
-
-
-class JsonlPrompts:
-    """Implements Prompts."""
-
-    def __init__(self, config: Jsonl, encode: Encode, *, seed: int) -> None:
-        self._config = config
-        self._encode = encode
-        self._seed = seed
-        self._rows = RowFile(Path(config.path), key="prompts.path", column=config.column)
-        self._epoch = 0
-        self._position = 0
-        self._order = self._shuffled(0)
-
-    def next(self) -> Prompt | None:
-        if self._position == len(self._rows):
-            self._epoch, self._position = self._epoch + 1, 0
-            self._order = self._shuffled(self._epoch)
-        if self._config.epochs and self._epoch >= self._config.epochs:
-            return None
-        row = int(self._order[self._position])
-        self._position += 1
-        return self._make(self._epoch, row)
-
-    def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
-        return tuple(self._make(*map(int, prompt_id.split("/"))) for prompt_id in ids)
-
-    def state(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "position": self._position, "rows": len(self._rows)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Raises ConfigError when the file no longer has the rows the position was taken in."""
-        if state["rows"] != len(self._rows):
-            raise ConfigError(
-                f"prompts.path = {self._config.path} has {len(self._rows)} rows, but had {state['rows']} when the "
-                "checkpoint was written: resume with the same file"
-            )
-        self._epoch, self._position = int(state["epoch"]), int(state["position"])
-        self._order = self._shuffled(self._epoch)
-
-    def describe(self) -> str:
-        epochs = "repeated for ever" if not self._config.epochs else f"{self._config.epochs} epochs"
-        return f"{len(self._rows)} rows of {self._config.path}, {epochs}"
-
-    def _make(self, epoch: int, row: int) -> Prompt:
-        return _prompt(f"{epoch}/{row}", self._rows.read(row), self._config.column, self._encode)
-
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        rows = len(self._rows)
-        return np.random.default_rng((self._seed, epoch)).permutation(rows) if self._config.shuffle else np.arange(rows)
-
-
-def held_out_rows(config: Jsonl, encode: Encode, *, count: int) -> tuple[Prompt, ...]:
-    """The first ``count`` rows of ``eval_path``, in the file's order; none without such a file."""
-    if not config.eval_path:
-        return ()
-    rows = RowFile(Path(config.eval_path), key="prompts.eval_path", column=config.column)
-    return tuple(_prompt(f"eval/{row}", rows.read(row), config.column, encode) for row in range(min(count, len(rows))))
+from corrente.prompts.chat import conversation
 
 
 class RowFile:
-    """Random access to the rows of a JSON Lines file. Raises ConfigError, with the line's number, for one that is not right."""
+    """Implements Table over a JSON Lines file. Raises ConfigError, with the line's number, for one that is not right."""
 
     def __init__(self, path: Path, *, key: str, column: str) -> None:
         self._path = path
@@ -117,10 +53,10 @@ def verify(path: Path, *, key: str, column: str) -> frozenset[str]:
                 f"prompts.column = {column!r}: line {number} of {path} has no such column (it has {has}); "
                 f"every row needs it"
             )
-        if not isinstance(row[column], str):
+        if not isinstance(row[column], str) and conversation(row[column]) is None:
             raise ConfigError(
                 f"prompts.column = {column!r}: line {number} of {path} has {type(row[column]).__name__} there; "
-                f"it must be text"
+                f"it must be text or a list of messages, each with a role"
             )
         rest = frozenset(row) - {column}
         common = rest if common is None else common & rest
@@ -142,10 +78,3 @@ def _numbered(path: Path, *, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ConfigError(f"{key} = {path} does not exist") from None
     except OSError as error:
         raise ConfigError(f"{key} = {path} cannot be read: {error.strerror}") from None
-
-
-def _prompt(prompt_id: str, row: dict[str, Any], column: str, encode: Encode) -> Prompt:
-    text = row.pop(column, None)
-    if not isinstance(text, str):
-        raise ConfigError(f"prompts.column = {column!r}: row {prompt_id} has no text there; every row needs it")
-    return Prompt(id=prompt_id, tokens=np.array(encode(text), np.int32), text=text, fields=row)

@@ -14,21 +14,22 @@ class Tokenizer:
     """Encodes prompts as the model was trained to read raw text: with its beginning-of-sequence token, if it has one, once."""
 
     def __init__(self, model: Path) -> None:
-        self._model = model
+        self.path = model
 
     def encode(self, text: str) -> list[int]:
-        bos = self._hf.bos_token
+        bos = self.hf.bos_token
         begun = bool(bos) and text.startswith(bos)
-        return list(self._hf.encode(text, add_special_tokens=not begun))
+        return list(self.hf.encode(text, add_special_tokens=not begun))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._hf.decode(list(map(int, tokens)), skip_special_tokens=True))
+        return str(self.hf.decode(list(map(int, tokens)), skip_special_tokens=True))
 
     @cached_property
-    def _hf(self) -> Any:
+    def hf(self) -> Any:
+        """The tokenizer of transformers."""
         from transformers import AutoTokenizer  # heavy: only a run that really encodes pays for it
 
         try:
-            return AutoTokenizer.from_pretrained(self._model, local_files_only=True)
+            return AutoTokenizer.from_pretrained(self.path, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"model.path = {self._model}: its tokenizer cannot be loaded: {error}") from error
+            raise ConfigError(f"model.path = {self.path}: its tokenizer cannot be loaded: {error}") from error

@@ -7,7 +7,6 @@ that ends by itself raises WorkerDied where ``watch`` runs, and in every call th
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import socket
@@ -23,11 +22,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from corrente.errors import PipelineError, WorkerDied
+from corrente.errors import WorkerDied
 from corrente.runtime import wire
+from corrente.runtime.line import Line
 from corrente.runtime.placement import Place, environment
 from corrente.runtime.worker import Birth
-from corrente.waiting import Bell
 
 LAST_WORDS = 3
 LINGER_S = 0.5
@@ -36,29 +35,13 @@ LINGER_S = 0.5
 T = TypeVar("T")
 
 
-class _Pending:
-    """A call that waits for its answer."""
-
-    def __init__(self) -> None:
-        self.event = anyio.Event()
-        self.answer: wire.Answer | None = None
-
-
 class Child:
-    """A started worker. Calls may be made from many tasks at once; they are answered in any order.
-
-    Frames are handed to the kernel in one piece or queued, so that a cancelled call never leaves half a frame behind; the
-    queue holds at most what the open calls put there. ``stop`` must be called, also after the worker died.
-    """
+    """A started worker. ``stop`` must be called, also after the worker died."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], link: socket.socket, log: Path | None) -> None:
-        self.name, self._process, self._link, self._log = name, process, link, log
-        self._numbers = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
-        self._outbox: deque[memoryview] = deque()
-        self._bell = Bell()
+        self.name, self._process, self._log = name, process, log
+        self._line = Line(link, label=self.label)
         self._words: deque[str] = deque(maxlen=LAST_WORDS)
-        self._death: str = ""
 
     @property
     def pid(self) -> int:
@@ -100,54 +83,14 @@ class Child:
         os.set_blocking(process.stderr.fileno(), False)
         return cls(name, process, ours, log)
 
-    # ---- calls
+    @property
+    def pieces(self) -> int:
+        """See Line."""
+        return self._line.pieces
 
     async def call(self, body: wire.Body, kind: type[T] | Any) -> T:
-        """Ask, and wait for an answer of type ``kind``. Raises what the worker raised, WorkerDied when it is gone.
-
-        Cancelling it tells the worker that nobody waits any more.
-        """
-        if self._death:
-            raise WorkerDied(self._death)
-        number, pending = next(self._numbers), _Pending()
-        self._pending[number] = pending
-        self._send(wire.Call(number, body))
-        try:
-            await pending.event.wait()
-        except anyio.get_cancelled_exc_class():
-            self._send(wire.Call(0, wire.Cancel(call=number)))
-            raise
-        finally:
-            self._pending.pop(number, None)
-        if pending.answer is None:
-            raise WorkerDied(self._death)
-        if isinstance(pending.answer, wire.Failed):
-            raise wire.rebuild(pending.answer)
-        try:
-            return wire.decode(pending.answer.value, kind)
-        except msgspec.ValidationError as error:
-            raise PipelineError(f"{self.label} answered {type(body).__name__} with something else: {error}") from error
-
-    def _send(self, call: wire.Call) -> None:
-        self._outbox.append(memoryview(wire.frame(call)))
-        if len(self._outbox) == 1:
-            self._flush()
-        if self._outbox:
-            self._bell.ring()
-
-    def _flush(self) -> None:
-        """Give the kernel what it takes now. A worker that is gone takes nothing; ``watch`` says so."""
-        try:
-            while self._outbox:
-                sent = self._link.send(self._outbox[0])
-                if sent < len(self._outbox[0]):
-                    self._outbox[0] = self._outbox[0][sent:]
-                else:
-                    self._outbox.popleft()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._outbox.clear()
+        """See Line.call. May be called from many tasks at once; answers come in any order."""
+        return await self._line.call(body, kind)
 
     # ---- life
 
@@ -155,23 +98,22 @@ class Child:
         """Carry calls and answers until the worker ends; then raise WorkerDied with how it ended and its last words."""
         async with anyio.create_task_group() as group:
             heard = anyio.Event()
-            group.start_soon(self._read)
-            group.start_soon(self._write)
+            group.start_soon(self._carry)
             group.start_soon(self._listen, heard)
             await _ended(self._process)
             with anyio.move_on_after(LINGER_S):
                 await heard.wait()
             group.cancel_scope.cancel()
-        self._bury(f"{self.label} {_ending(self._process.returncode)}; {self._testament()}")
-        raise WorkerDied(self._death)
+        self._line.bury(f"{self.label} {_ending(self._process.returncode)}; {self._testament()}")
+        raise WorkerDied(self._line.death)
 
     async def stop(self, within_s: float) -> None:
         """Ask it to end, then insist: SIGTERM after 4/5 of ``within_s``, SIGKILL after all of it. Returns when it is gone.
 
         To be called, and not cancelled, when ``watch`` runs no more.
         """
-        self._bury(self._death or f"{self.label} was stopped")
-        self._link.close()
+        self._line.bury(self._line.death or f"{self.label} was stopped")
+        self._line.hang_up()
         for patience_s, insist in ((0.8 * within_s, self._process.terminate), (0.2 * within_s, self._process.kill)):
             with anyio.move_on_after(patience_s):
                 await _ended(self._process)
@@ -181,39 +123,10 @@ class Child:
         assert self._process.stderr is not None
         self._process.stderr.close()
 
-    def _bury(self, death: str) -> None:
-        """From now on no call is answered."""
-        self._death = death
-        for pending in self._pending.values():
-            pending.event.set()
-
-    async def _read(self) -> None:
-        frames = wire.Frames()
-        while data := await self._receive():
-            for body in frames.feed(data):
-                answer: wire.Answer = wire.decode(body, wire.Answer)
-                if (pending := self._pending.get(answer.id)) is not None:
-                    pending.answer = answer
-                    pending.event.set()
+    async def _carry(self) -> None:
+        await self._line.carry()
         await anyio.sleep(LINGER_S)
         self._process.kill()
-
-    async def _receive(self) -> bytes:
-        """Some bytes; none when the worker closed its end, which it does only by ending."""
-        while True:
-            await anyio.wait_readable(self._link)
-            try:
-                return self._link.recv(wire.CHUNK_BYTES)
-            except BlockingIOError:
-                continue
-            except ConnectionError:
-                return b""
-
-    async def _write(self) -> None:
-        while True:
-            await self._bell.until(lambda: bool(self._outbox))
-            await anyio.wait_writable(self._link)
-            self._flush()
 
     async def _listen(self, heard: anyio.Event) -> None:
         """Keep the last lines the worker wrote, and all of them in its log."""

@@ -6,17 +6,19 @@ A runtime decides where a core runs and how calls reach it; it knows no implemen
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from corrente.config import RunConfig
+from corrente import devices
+from corrente.config import Embedded, Lora, RunConfig
+from corrente.dotted import load
 from corrente.engine.base import ApplyMode, EngineStats
 from corrente.errors import ConfigError, GenerationError
+from corrente.learner.base import Pulse, unheard
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
-from corrente.types import Batch, Completion, Floats, Request, Tokens
+from corrente.types import Batch, Completion, Request, Scores, Tokens
 
 if TYPE_CHECKING:
     import torch
@@ -31,15 +33,22 @@ class EngineCore(Protocol):
 
     def apply(self, update: Update, mode: ApplyMode) -> None: ...
 
+    def vacant(self, slot: int) -> bool: ...
+
     def submit(self, request: Request) -> None: ...
 
     def abort(self, ids: Sequence[str]) -> None: ...
 
     def step(self) -> list[tuple[str, Completion | GenerationError]]: ...
 
-    def score(self, tokens: Tokens) -> Floats: ...
+    def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]: ...
+
+    def score(self, tokens: Tokens, top: int = 0, *, temperature: float = 1.0) -> Scores: ...
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def device(self) -> str: ...
 
     @property
     def idle(self) -> bool: ...
@@ -48,7 +57,7 @@ class EngineCore(Protocol):
 class LearnerCore(Protocol):
     """One learner, called from one thread. See learner/core.py."""
 
-    def step(self, batch: Batch) -> dict[str, float]: ...
+    def step(self, batch: Batch, *, pulse: Pulse = unheard) -> dict[str, float]: ...
 
     def tensors(self) -> Mapping[str, torch.Tensor]: ...
 
@@ -57,38 +66,37 @@ class LearnerCore(Protocol):
     def load(self, path: Path) -> None: ...
 
 
-def load(path: str) -> Any:
-    """The object a dotted path "module:attribute" names; ConfigError when there is none."""
-    module, _, attribute = path.partition(":")
-    found = getattr(importlib.import_module(module), attribute, None)
-    if found is None:
-        raise ConfigError(f"{path!r} names nothing: module {module} has no {attribute!r}")
-    return found
-
-
-def engine(config: RunConfig) -> EngineCore:
-    """The embedded engine a config asks for, without weights."""
+def engine(config: RunConfig, index: int = 0) -> EngineCore:
+    """The embedded engine a config asks for, without weights. ``index``: its turn among the GPUs; see devices.py."""
     section, model = config.engine, config.model
+    if not isinstance(section, Embedded):
+        raise ConfigError(f'engine.kind = "{section.__struct_config__.tag}": no worker of corrente serves it')
     return load("corrente.engine.embedded.core:EngineCore")(
         model=Path(model.path),
         dtype=model.dtype,
+        device=devices.engine(model.device, index),
         max_sequences=section.max_sequences,
         max_context=section.max_context,
         path=section.path,
+        keep_routing=model.keep_routing,
+        adapters=config.adapters if isinstance(config.adapters, Lora) else None,
     )
 
 
 def learner(config: RunConfig) -> LearnerCore:
     """The learner a config asks for, with the model's weights loaded."""
-    return load("corrente.learner.core:LearnerCore")(config)
+    return load("corrente.learner.core:LearnerCore")(config, device=devices.learner(config.model.device))
 
 
-def attach(fd: int, layout: Layout) -> tuple[torch.Tensor, ...]:
-    """The two shared weight buffers behind an inherited descriptor, as uint8 tensors (layout.nbytes,). None for an engine
-    without weights."""
+def attach(layout: Layout, *, fd: int | None = None, path: str = "", device: str = "cpu") -> tuple[torch.Tensor, ...]:
+    """Two weight buffers, as uint8 tensors (layout.nbytes,): those in the shared memory behind an inherited descriptor or a
+    path, else new ones on ``device``. None for an engine without weights."""
     if not layout.slabs:
         return ()
     import torch
 
-    first, second = load("corrente.sync.memory:map_slots")(fd, layout.nbytes)
+    if fd is None and not path:
+        return tuple(torch.zeros(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    memory = load("corrente.sync.memory:map_path" if fd is None else "corrente.sync.memory:map_slots")
+    first, second = memory(path if fd is None else fd, layout.nbytes)
     return torch.frombuffer(first, dtype=torch.uint8), torch.frombuffer(second, dtype=torch.uint8)

@@ -1,18 +1,25 @@
 """What an engine process does with its calls: submit, step, answer; and flip between two steps.
 
+Weights are fetched by a thread of its own beside the steps, one version at a time.
+
 The core knows a request by the number of its call, so that a request may be cancelled and sent again under the same id while
 the core still ends the first. Answers of a step go out when the step is done.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from corrente.dotted import load
 from corrente.errors import GenerationError, PipelineError, SyncError
 from corrente.runtime import wire
-from corrente.runtime.cores import EngineCore, attach, load
+from corrente.runtime.cores import EngineCore, attach
+from corrente.runtime.serving import Send
 from corrente.sync.base import Update
 from corrente.types import Completion
 
@@ -20,8 +27,12 @@ from corrente.types import Completion
 class EngineRole:
     """Serves one EngineCore."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._core: EngineCore | None = None
+        self._inbox: Any = None
+        self._fetching = 0
+        self._reserving: list[tuple[int, int]] = []
         self._requests: dict[str, str] = {}
         self._live: Update | None = None
         self._flip: tuple[int, Update | None] = (0, None)
@@ -38,51 +49,110 @@ class EngineRole:
 
     def work(self) -> list[wire.Answer]:
         """One decode step, and answers for the calls that it finished and somebody still waits for."""
-        if not self.busy:
-            return []
-        finished = [(name, outcome) for name, outcome in self.core.step() if self._requests.pop(name, None) is not None]
-        return [_answer(int(name), outcome) for name, outcome in finished]
+        finished: list[wire.Answer] = []
+        if self.busy:
+            outcomes = self.core.step()
+            waited = [(name, outcome) for name, outcome in outcomes if self._requests.pop(name, None) is not None]
+            finished = [_answer(int(name), outcome) for name, outcome in waited]
+        return finished + self._reserved()
 
     def handle(self, call: wire.Call) -> wire.Answer | None:
         match call.body:
-            case wire.Start(factory=factory, config=config):
-                self._core = load(factory)(config)
+            case wire.Start(factory=factory, config=config, index=index):
+                self._core = load(factory)(config, index)
                 return wire.reply(call.id, self.core.layout())
-            case wire.Attach(fd=fd, layout=layout):
-                self.core.attach(attach(fd, layout))
+            case wire.Attach():
+                self._attach(call.body)
                 return wire.reply(call.id, None)
             case wire.Generate(request=request):
                 self.core.submit(msgspec.structs.replace(request, id=str(call.id)))
                 self._requests[str(call.id)] = request.id
                 return None
             case wire.Abort(ids=ids):
-                self.core.abort([name for name, request in self._requests.items() if request in ids])
+                self.core.abort(self._named(ids))
                 return wire.reply(call.id, None)
-            case wire.Score(tokens=tokens):
-                return wire.reply(call.id, self.core.score(tokens))
+            case wire.Partials(ids=ids):
+                found = self.core.partials(self._named(ids))
+                return wire.reply(call.id, {self._requests[name]: partial for name, partial in found.items()})
+            case wire.Score(tokens=tokens, top=top):
+                return wire.reply(call.id, self.core.score(tokens, top))
             case wire.Stats():
                 return wire.reply(call.id, self.core.stats())
-            case wire.Apply():
-                return wire.reply(call.id, self._apply(call.id, call.body))
+            case wire.Reserve() | wire.Receive() | wire.Apply():
+                return self._weights(call.id, call.body)
             case wire.Cancel(call=number):
                 return self._cancel(number)
             case _:
                 raise PipelineError(f"an engine does not answer {type(call.body).__name__}")
 
+    def _named(self, ids: Sequence[str]) -> list[str]:
+        """The core's names of requests that the controller knows by these ids."""
+        return [name for name, request in self._requests.items() if request in ids]
+
+    # ---- weights
+
+    def _attach(self, given: wire.Attach) -> None:
+        """Take the slots that all sides share, where there are any and the engine computes there; else make its own, on its
+        device, into which versions are brought."""
+        shared = self.core.device == "cpu" and (given.fd is not None or bool(given.path))
+        slots = (
+            attach(given.layout, fd=given.fd, path=given.path)
+            if shared
+            else attach(given.layout, device=self.core.device)
+        )
+        if given.layout.slabs:
+            self._inbox = load("corrente.sync.inbox:Inbox")(given.layout, slots, shared=shared)
+        self.core.attach(slots)
+
+    def _weights(self, number: int, body: wire.Reserve | wire.Receive | wire.Apply) -> wire.Answer | None:
+        match body:
+            case wire.Reserve(slot=slot):
+                if self._live is not None and self._live.slot == slot:
+                    raise SyncError(f"slot {slot} holds version {self._live.version}, which the engine uses")
+                self._reserving.append((number, slot))
+            case wire.Receive():
+                self._fetching = number
+                threading.Thread(target=self._receive, args=(number, body), name="receive", daemon=True).start()
+            case wire.Apply():
+                return wire.reply(number, self._apply(number, body))
+        return None
+
+    def _reserved(self) -> list[wire.Answer]:
+        """Answers for those who waited for a slot that nobody samples from any more."""
+        free = [entry for entry in self._reserving if self.core.vacant(entry[1])]
+        self._reserving = [entry for entry in self._reserving if entry not in free]
+        return [wire.reply(number, None) for number, _ in free]
+
+    def _receive(self, number: int, body: wire.Receive) -> None:
+        """Fetch in this thread, and answer. An engine without weights has received all it needs."""
+        try:
+            if self._inbox is not None:
+                self._inbox.receive(body.offer)
+            answer = wire.reply(number, None)
+        except Exception as error:
+            answer = wire.failure(number, error, worker="engine")
+        self._send(answer)
+
     def _apply(self, number: int, flip: wire.Apply) -> float:
         """Flip, and time it: the engine cannot decode meanwhile. The core flips as a whole or not at all."""
+        update = flip.update
+        if self._inbox is not None and self._inbox.holds(update.slot) != update.version:
+            raise SyncError(f"version {update.version} is not in slot {update.slot} of the engine")
         start = time.perf_counter()
         try:
-            self.core.apply(flip.update, flip.mode)
+            self.core.apply(update, flip.mode)
         except SyncError:
             raise
         except Exception as error:
             raise SyncError(f"the engine kept its weights: {type(error).__name__}: {error}") from error
-        self._flip, self._live = (number, self._live), flip.update
+        self._flip, self._live = (number, self._live), update
         return time.perf_counter() - start
 
     def _cancel(self, number: int) -> None:
-        """End a generation nobody waits for; take back a flip whose caller was cancelled, if there is a way back."""
+        """End what nobody waits for: a generation, a wait, a fetch. A flip is taken back, if there is a way back."""
+        self._reserving = [entry for entry in self._reserving if entry[0] != number]
+        if number == self._fetching and self._inbox is not None:
+            self._inbox.stop()
         if self._requests.pop(str(number), None) is not None:
             self.core.abort([str(number)])
         flip, before = self._flip

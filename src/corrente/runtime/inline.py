@@ -6,19 +6,24 @@ blocks the loop until it is done. So nothing overlaps, and a run is the same for
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 
 from corrente.config import Inline, RunConfig
+from corrente.dotted import load
 from corrente.runtime import cores
-from corrente.runtime.base import Workers
+from corrente.runtime.base import Tell, Workers, untold
 from corrente.runtime.failures import as_one
 from corrente.runtime.placement import available_cpus
-from corrente.types import Batch, Metrics
+from corrente.runtime.teacher_worker import as_teacher, self_teacher, terms
+from corrente.sync.base import ApplyMode, Offer, Update
+from corrente.types import Batch, Metrics, Scores, Tokens
 
 
 class InlineLearner:
@@ -26,10 +31,11 @@ class InlineLearner:
 
     def __init__(self, core: cores.LearnerCore) -> None:
         self._core = core
+        self._pieces = 0
 
     async def step(self, batch: Batch) -> Metrics:
         await anyio.lowlevel.checkpoint()
-        return self._core.step(batch)
+        return self._core.step(batch, pulse=self._pulse)
 
     async def save(self, path: Path) -> None:
         await anyio.lowlevel.checkpoint()
@@ -38,6 +44,40 @@ class InlineLearner:
     async def load(self, path: Path) -> None:
         await anyio.lowlevel.checkpoint()
         self._core.load(path)
+
+    def progress(self) -> int:
+        return self._pieces
+
+    def _pulse(self) -> None:
+        self._pieces += 1
+
+
+class InlineTeacher:
+    """Implements SelfTeacher: a second engine of this process, called directly; it copies versions from the first's buffers."""
+
+    def __init__(self, core: cores.EngineCore, ring: Any, *, temperature: float) -> None:
+        self._core, self._ring, self._temperature = core, ring, temperature
+        core.attach(ring.slots)
+
+    async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
+        await anyio.lowlevel.checkpoint()
+        return self._core.score(tokens, top, temperature=self._temperature)
+
+    async def reserve(self, slot: int) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def receive(self, offer: Offer) -> None:
+        await anyio.lowlevel.checkpoint()
+        self._ring.receive(offer)
+
+    async def apply(self, update: Update, mode: ApplyMode) -> float:
+        await anyio.lowlevel.checkpoint()
+        began = time.perf_counter()
+        self._core.apply(self._ring.take_up(update), "swap")
+        return time.perf_counter() - began
+
+    def members(self) -> int:
+        return 1
 
 
 class InlineRuntime:
@@ -51,12 +91,12 @@ class InlineRuntime:
     ) -> None:
         self._engine, self._learner = engine, learner
 
-    def open(self, config: RunConfig) -> AbstractAsyncContextManager[Workers]:
+    def open(self, config: RunConfig, *, tell: Tell = untold) -> AbstractAsyncContextManager[Workers]:
         """See Runtime. There is no other process to die; what the engine raises ends the run as it is."""
-        return self._open(config)
+        return self._open(config, tell)
 
     @asynccontextmanager
-    async def _open(self, config: RunConfig) -> AsyncIterator[Workers]:
+    async def _open(self, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
         import torch
 
         before = torch.get_num_threads()
@@ -64,16 +104,27 @@ class InlineRuntime:
         torch.set_num_threads(asked or len(available_cpus()))
         try:
             core, learner = self._engine(config), self._learner(config)
-            engine = cores.load("corrente.engine.embedded.driver:EmbeddedEngine")(core)
-            buffers = cores.load("corrente.sync.inproc:allocate")(core.layout())
+            engine = load("corrente.engine.embedded.driver:EmbeddedEngine")(core)
+            buffers = load("corrente.sync.inproc:allocate")(core.layout(), device=core.device)
             core.attach(buffers)
-            sync = cores.load("corrente.sync.inproc:InprocSync")(
+            sync = load("corrente.sync.inproc:InprocSync")(
                 engine=engine, layout=core.layout(), buffers=buffers, tensors=learner.tensors
             )
+            teacher = self._teacher(config, buffers)
             with as_one():
                 async with anyio.create_task_group() as group:
                     group.start_soon(engine.run)
-                    yield Workers(engine=engine, learner=InlineLearner(learner), sync=sync)
+                    if teacher is not None:
+                        sync = load("corrente.sync.following:Followed")(sync, teacher, tell=tell)
+                        group.start_soon(sync.run)
+                    yield Workers(engine=engine, learner=InlineLearner(learner), sync=sync, teacher=teacher)
                     group.cancel_scope.cancel()
         finally:
             torch.set_num_threads(before)
+
+    def _teacher(self, config: RunConfig, buffers: Any) -> InlineTeacher | None:
+        if self_teacher(config) is None:
+            return None
+        core, (lag, temperature) = self._engine(as_teacher(config)), terms(config)
+        ring = load("corrente.sync.ring:Ring")(core.layout(), lag=lag, shared=buffers, device=core.device)
+        return InlineTeacher(core, ring, temperature=temperature)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+from corrente import devices
+from corrente.config import RunConfig
+from corrente.dotted import load
 from corrente.errors import PipelineError, SyncError
 from corrente.runtime import wire
-from corrente.runtime.cores import LearnerCore, attach, load
-from corrente.sync.layout import Layout
+from corrente.runtime.cores import LearnerCore, attach
+from corrente.runtime.serving import Send
+
+T = TypeVar("T")
 
 
 class LearnerRole:
@@ -16,10 +22,11 @@ class LearnerRole:
 
     busy = False
 
-    def __init__(self) -> None:
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._core: LearnerCore | None = None
-        self._layout = Layout(())
-        self._buffers: tuple = ()
+        self._config = RunConfig()
+        self._outbox: Any = None
 
     @property
     def core(self) -> LearnerCore:
@@ -33,15 +40,18 @@ class LearnerRole:
     def handle(self, call: wire.Call) -> wire.Answer | None:
         match call.body:
             case wire.Start(factory=factory, config=config):
-                self._core = load(factory)(config)
+                self._core, self._config = load(factory)(config), config
                 return wire.reply(call.id, None)
-            case wire.Attach(fd=fd, layout=layout):
-                self._layout, self._buffers = layout, attach(fd, layout)
+            case wire.Attach():
+                self._attach(call.body)
                 return wire.reply(call.id, None)
             case wire.Step(batch=batch):
-                return wire.reply(call.id, {name: float(value) for name, value in self.core.step(batch).items()})
-            case wire.Export(slot=slot):
-                return wire.reply(call.id, self._export(slot))
+                values = self.core.step(batch, pulse=lambda: self._send(wire.Going(id=call.id)))
+                return wire.reply(call.id, {name: float(value) for name, value in values.items()})
+            case wire.Export(order=order):
+                return wire.reply(call.id, _as_sync_error(lambda: self._outbox.export(order, self.core.tensors())))
+            case wire.Again(order=order):
+                return wire.reply(call.id, _as_sync_error(lambda: self._outbox.again(order)))
             case wire.Save(path=path):
                 return wire.reply(call.id, self.core.save(Path(path)))
             case wire.Load(path=path):
@@ -51,13 +61,21 @@ class LearnerRole:
             case _:
                 raise PipelineError(f"a learner does not answer {type(call.body).__name__}")
 
-    def _export(self, slot: int) -> float:
-        """Write the weights into a slot; returns the seconds it took."""
-        start = time.perf_counter()
-        try:
-            load("corrente.sync.pack:write")(self._layout, self.core.tensors(), self._buffers[slot])
-        except SyncError:
-            raise
-        except Exception as error:
-            raise SyncError(f"the learner's weights could not be written: {type(error).__name__}: {error}") from error
-        return time.perf_counter() - start
+    def _attach(self, given: wire.Attach) -> None:
+        """Get ready to send weights in that layout, by the transport of the config; an engine without weights needs none."""
+        if not given.layout.slabs:
+            return
+        shared = attach(given.layout, fd=given.fd) if given.fd is not None else None
+        build = load("corrente.sync.outbox:build")
+        device = devices.learner(self._config.model.device)
+        self._outbox = build(self._config, given.layout, shared=shared, path=given.path, device=device)
+
+
+def _as_sync_error(work: Callable[[], T]) -> T:
+    """Whatever goes wrong while weights are sent costs that publish, and not the learner."""
+    try:
+        return work()
+    except SyncError:
+        raise
+    except Exception as error:
+        raise SyncError(f"the learner's weights could not be sent: {type(error).__name__}: {error}") from error

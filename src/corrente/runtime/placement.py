@@ -57,6 +57,13 @@ def places(placement: Literal["shared", "pinned", "priority"], cpus: Sequence[in
     )
 
 
+def share(place: Place, *, among: int, index: int) -> Place:
+    """The place of replica ``index`` of ``among`` that share one: its cores are open to all of them, its threads are divided, for
+    as many threads as cores are what decodes fastest together. Nobody gets less than one."""
+    threads, left = divmod(place.threads, among)
+    return msgspec.structs.replace(place, threads=max(1, threads + (index < left)))
+
+
 def environment(place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
     """Environment of a worker: ``inherited``, with thread pools sized to its place and made to sleep while they wait, and
     copies the size of a weight matrix made past the cache. A smaller OMP_NUM_THREADS of the user's stands.

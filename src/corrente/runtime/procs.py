@@ -1,37 +1,44 @@
-"""A controller in this process, engine and learner in children of it, weights in memory the children share.
+"""A controller in this process, the engine's replicas and the learner in children of it, weights in memory the children share.
 
-    +------------+    socket pair    +---------+
-    | controller |-------------------| engine  |----+
-    | (pipeline) |--------+          +---------+    |   two weight buffers
-    +------------+        |          +---------+    |   in anonymous memory
-                          +----------| learner |----+
-                                     +---------+
+    +------------+    socket pairs   +----------+
+    | controller |-------------------| engine-0 |----+
+    | (pipeline, |-------------------| engine-1 |----|   two weight buffers
+    |  pool)     |--------+          +----------+    |   in anonymous memory
+    +------------+        |          +----------+    |
+                          +----------| learner  |----+
+                                     +----------+
 
-The controller computes nothing. All that holds the three together is descriptors that were inherited: nothing has a name, so
-runs cannot collide and nothing is left behind, whoever is killed.
+The controller computes nothing. All that holds them together is descriptors that were inherited: nothing has a name, so runs
+cannot collide and nothing is left behind, whoever is killed. Engines are started through a launcher, one for each kind of them,
+and stand behind a pool, also when there is only one: it replaces those that die. The learner's death ends the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+from anyio.abc import TaskGroup
 
-from corrente.config import Procs, RunConfig
-from corrente.errors import PipelineError
+from corrente.config import Embedded, Procs, RunConfig, Shm, Vllm
+from corrente.dotted import load
 from corrente.runtime import wire
-from corrente.runtime.base import Workers
+from corrente.runtime.base import Launcher, Tell, Workers, untold
 from corrente.runtime.child import Child
-from corrente.runtime.cores import load
 from corrente.runtime.failures import as_one
 from corrente.runtime.handles import ProcEngine, ProcLearner
+from corrente.runtime.joining import Doorkeeper
+from corrente.runtime.launching import EmbeddedLauncher, RunWeights, prepare, ready_within
 from corrente.runtime.placement import Places, available_cpus, places
-from corrente.sync.layout import Layout
+from corrente.runtime.teacher_worker import self_teacher
 
 Place = Callable[[Literal["shared", "pinned", "priority"], Sequence[int]], Places]
+
+LAUNCHERS: Mapping[type, str] = {Vllm: "corrente.engine.vllm.launcher:VllmLauncher"}
+"""By section of the config; the embedded engine's is at hand. Built as runtime.base.Launcher says."""
 
 
 class ProcsRuntime:
@@ -48,70 +55,114 @@ class ProcsRuntime:
     ) -> None:
         self._engine, self._learner, self._logs, self._place = engine, learner, logs, place
 
-    def open(self, config: RunConfig) -> AbstractAsyncContextManager[Workers]:
+    def open(self, config: RunConfig, *, tell: Tell = untold) -> AbstractAsyncContextManager[Workers]:
         """See Runtime. A death is raised before all else; any other error, of the body or of starting, as it is."""
-        return self._open(config)
+        return self._open(config, tell)
 
     @asynccontextmanager
-    async def _open(self, config: RunConfig) -> AsyncIterator[Workers]:
+    async def _open(self, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
         section = config.runtime if isinstance(config.runtime, Procs) else Procs()
-        memory = load("corrente.sync.memory:SharedMemory")()
-        children: list[Child] = []
+        where = self._place(section.placement, available_cpus())
+        memory = load("corrente.sync.memory:SharedMemory")() if isinstance(config.sync, Shm) else None
+        weights = RunWeights(memory)
         with as_one():
             try:
                 async with anyio.create_task_group() as group:
-                    engine, learner = self._spawn(section, memory.fd, children)
-                    group.start_soon(engine.watch)
-                    group.start_soon(learner.watch)
-                    with _deadline(section.start_deadline_s):
-                        layout = await self._start(config, engine, learner, memory)
-                    handles = ProcEngine(engine), ProcLearner(learner)
-                    sync = load("corrente.sync.shm:ShmSync")(
-                        engine=handles[0], export=handles[1].export, nbytes=layout.nbytes
-                    )
-                    yield Workers(engine=handles[0], learner=handles[1], sync=sync)
+                    learner = self._spawn_learner(where, weights)
+                    group.start_soon(_to_its_end, learner, config.limits.stop_s)
+                    pool = _pool(config, self._launcher(config, where, weights), tell)
+                    teacher = self._spawn_teacher(config, where, weights)
+                    if teacher is not None:
+                        group.start_soon(_to_its_end, teacher, config.limits.stop_s)
+                    await self._start(config, learner, pool, teacher, weights, group)
+                    sender = ProcLearner(learner)
+                    sync = load("corrente.sync.slots:build")(config.sync, engine=pool, sender=sender)
+                    pool.catch_up_by(sync.catch_up)
+                    own = ProcEngine(teacher) if teacher is not None else None
+                    if own is not None:
+                        sync = load("corrente.sync.following:Followed")(sync, own, tell=tell)
+                        group.start_soon(sync.run)
+                    if config.pool.join:
+                        await group.start(self._doorkeeper(config, weights, pool, tell).run)
+                    yield Workers(engine=pool, learner=sender, sync=sync, teacher=own)
                     group.cancel_scope.cancel()
             finally:
-                memory.close()
-                with anyio.CancelScope(shield=True):
-                    await _stop(children, config.limits.stop_s)
+                weights.close()
 
-    def _spawn(self, section: Procs, memory_fd: int, children: list[Child]) -> tuple[Child, Child]:
-        """Start both processes; each is in ``children`` as soon as it exists."""
-        where = self._place(section.placement, available_cpus())
-        for name, place in (("engine", where.engine), ("learner", where.learner)):
-            log = self._logs / f"{name}.log" if self._logs is not None else None
-            role = f"corrente.runtime.{name}_worker:{name.capitalize()}Role"
-            children.append(Child.spawn(name, role=role, place=place, inherit=(memory_fd,), log=log))
-        return children[0], children[1]
+    def _spawn_learner(self, where: Places, weights: RunWeights) -> Child:
+        return Child.spawn(
+            "learner",
+            role="corrente.runtime.learner_worker:LearnerRole",
+            place=where.learner,
+            inherit=() if weights.fd is None else (weights.fd,),
+            log=self._logs / "learner.log" if self._logs is not None else None,
+        )
 
-    async def _start(self, config: RunConfig, engine: Child, learner: Child, memory: Any) -> Layout:
-        """Have both build their cores at once, then give them the memory that the engine's layout needs."""
-        layouts: list[Layout] = []
+    def _spawn_teacher(self, config: RunConfig, where: Places, weights: RunWeights) -> Child | None:
+        if self_teacher(config) is None:
+            return None
+        return Child.spawn(
+            "self-teacher",
+            role="corrente.runtime.teacher_worker:TeacherRole",
+            place=where.learner,
+            inherit=() if weights.fd is None else (weights.fd,),
+            log=self._logs / "self-teacher.log" if self._logs is not None else None,
+        )
 
-        async def build_engine() -> None:
-            layouts.append(await engine.call(wire.Start(factory=self._engine, config=config), Layout))
+    def _launcher(self, config: RunConfig, where: Places, weights: RunWeights) -> Launcher:
+        if not isinstance(config.engine, Embedded):
+            return load(LAUNCHERS[type(config.engine)])(config, weights=weights, logs=self._logs)
+        return EmbeddedLauncher(config, weights=weights, logs=self._logs, factory=self._engine, place=where.engine)
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(build_engine)
-            group.start_soon(learner.call, wire.Start(factory=self._learner, config=config), None)
-        memory.reserve(layouts[0].nbytes)
-        async with anyio.create_task_group() as group:
-            for child in (engine, learner):
-                group.start_soon(child.call, wire.Attach(fd=memory.fd, layout=layouts[0]), None)
-        memory.close()
-        return layouts[0]
+    def _doorkeeper(self, config: RunConfig, weights: RunWeights, pool: Any, tell: Tell) -> Doorkeeper:
+        folder = Path(config.run.dir) / config.run.name
+        return Doorkeeper(folder, config, factory=self._engine, weights=weights, pool=pool, tell=tell)
+
+    async def _load_learner(self, config: RunConfig, learner: Child) -> None:
+        section = config.runtime if isinstance(config.runtime, Procs) else Procs()
+        with ready_within(section.start_deadline_s, "the learner"):
+            await learner.call(wire.Start(factory=self._learner, config=config), None)
+
+    async def _load_teacher(self, config: RunConfig, teacher: Child, weights: RunWeights) -> None:
+        section = config.runtime if isinstance(config.runtime, Procs) else Procs()
+        with ready_within(section.start_deadline_s, "the self-teacher"):
+            await prepare(teacher, self._engine, config, weights, fd=weights.fd, index=config.pool.replicas)
+
+    async def _start(
+        self,
+        config: RunConfig,
+        learner: Child,
+        pool: Any,
+        teacher: Child | None,
+        weights: RunWeights,
+        group: TaskGroup,
+    ) -> None:
+        """Have all of them load at once, then give the learner the memory that the engines' layout needs."""
+        async with anyio.create_task_group() as loading:
+            loading.start_soon(group.start, pool.run)
+            loading.start_soon(self._load_learner, config, learner)
+            if teacher is not None:
+                loading.start_soon(self._load_teacher, config, teacher, weights)
+        assert weights.layout is not None
+        await learner.call(wire.Attach(layout=weights.layout, fd=weights.fd, path=weights.path), None)
 
 
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    with anyio.move_on_after(seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise PipelineError(f"the workers were not ready after {seconds:g} s; runtime.start_deadline_s allows more")
+async def _to_its_end(child: Child, stop_s: float) -> None:
+    """Watch a worker; stop it when it is not needed any more."""
+    try:
+        await child.watch()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await child.stop(stop_s)
 
 
-async def _stop(children: list[Child], within_s: float) -> None:
-    async with anyio.create_task_group() as group:
-        for child in children:
-            group.start_soon(child.stop, within_s)
+def _pool(config: RunConfig, launcher: Launcher, tell: Tell) -> Any:
+    """Half of the time that a publish may take is each replica's: one that is stuck does not cost the others theirs."""
+    return load("corrente.engine.pool.pool:Pool")(
+        launcher,
+        restarts=config.pool.restarts,
+        rows=config.engine.max_sequences,
+        slack=config.run.group_size,
+        deadline_s=config.sync.deadline_s / 2,
+        tell=tell,
+    )

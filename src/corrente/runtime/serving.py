@@ -11,18 +11,21 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn, Protocol
 
+from corrente.dotted import load
 from corrente.runtime import wire
-from corrente.runtime.cores import load
+
+Send = Callable[[wire.Answer], None]
 
 
 class Role(Protocol):
-    """What a worker does with its calls.
+    """What a worker does with its calls; built with ``Send``, which may be called from any thread.
 
-    ``handle`` serves one call; None: the answer comes later, from ``work``, or never. What it raises is the answer. ``busy`` says
-    that there is work to do between calls; ``work`` does a piece of it. What ``work`` raises ends the worker.
+    ``handle`` serves one call; None: the answer comes later, from ``work`` or through Send, or never. What it raises is the
+    answer. ``busy`` says that there is work to do between calls; ``work`` does a piece of it, and is asked after every call. What
+    it raises ends the worker.
     """
 
     def handle(self, call: wire.Call) -> wire.Answer | None: ...
@@ -34,11 +37,15 @@ class Role(Protocol):
 
 
 class Link:
-    """The worker's end of the socket. Sending blocks while the controller does not read."""
+    """The worker's end of the socket. Sending blocks while the controller does not read; any thread may send.
 
-    def __init__(self, link: socket.socket) -> None:
-        self._socket = link
+    ``farewell`` is written to standard error when the process ends because the controller's end is closed.
+    """
+
+    def __init__(self, link: socket.socket, *, farewell: str = "") -> None:
+        self._socket, self.farewell = link, farewell
         self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._whole_frames = threading.Lock()
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
 
     def calls(self, *, wait: bool) -> Iterator[wire.Call]:
@@ -54,9 +61,22 @@ class Link:
     def send(self, answer: wire.Answer) -> None:
         """Hand an answer to the kernel; ends the process when nobody is there to read it."""
         try:
-            self._socket.sendall(wire.frame(answer))
+            with self._whole_frames:
+                self._socket.sendall(wire.frame(answer))
         except ConnectionError:
-            os._exit(0)
+            self._leave()
+
+    def post(self, body: wire.Body) -> None:
+        """Queue a call of the worker's own, as if the controller had made it. Safe in a signal handler."""
+        self._inbox.put(wire.encode(wire.Call(0, body)))
+
+    def _leave(self) -> NoReturn:
+        """End the process. Either thread may notice first; the farewell is said once."""
+        farewell, self.farewell = self.farewell, ""
+        if farewell:
+            sys.stderr.write(f"{farewell}\n")
+            sys.stderr.flush()
+        os._exit(0)
 
     def _listen(self) -> NoReturn:
         frames = wire.Frames()
@@ -65,11 +85,11 @@ class Link:
                 for body in frames.feed(data):
                     self._inbox.put(body)
         except ConnectionError:
-            os._exit(0)
+            self._leave()
         except ValueError as error:
             sys.stderr.write(f"ValueError: {error}\n")
             os._exit(1)
-        os._exit(0)
+        self._leave()
 
 
 def serve(role: Role, link: Link, *, name: str) -> NoReturn:
@@ -89,4 +109,4 @@ def serve(role: Role, link: Link, *, name: str) -> NoReturn:
 def run(name: str, *, role: str, socket_fd: int) -> NoReturn:
     """Serve the role of that dotted path on an inherited socket."""
     link = Link(socket.socket(fileno=socket_fd))
-    serve(load(role)(), link, name=name)
+    serve(load(role)(link.send), link, name=name)

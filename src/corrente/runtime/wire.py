@@ -1,9 +1,10 @@
 """What a controller and its workers say to each other, and how it is laid on a byte stream.
 
-A frame is a length (4 bytes, big-endian) and one msgpack value. Calls carry a number, replies the same number, so that many
-are open at once and answers may overtake one another. Arrays travel as an extension value (dtype, shape, raw bytes) and
-arrive with the dtype their field declares or not at all. Every message is a typed struct: nothing is unpickled, and what does
-not fit the type is refused. Both ends run the same version of corrente on the same host: there is no negotiation.
+A frame is a length (8 bytes, big-endian) and one msgpack value, as large as memory allows. Calls carry a number, replies the
+same number, so that many are open at once and answers may overtake one another. Arrays travel as an extension value (dtype,
+shape, raw bytes) and arrive with the dtype their field declares or not at all. Every message is a typed struct: nothing is
+unpickled, and what does not fit the type is refused. Both ends run the same version of corrente on the same host: there is no
+negotiation.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import numpy as np
 from corrente import errors
 from corrente.config import RunConfig
 from corrente.engine.base import ApplyMode
-from corrente.sync.base import Update
+from corrente.sync.base import Offer, Order, Update
 from corrente.sync.layout import Layout
 from corrente.types import Batch, Request, Tokens
 
-MAX_FRAME_BYTES = 1 << 30
+MAX_FRAME_BYTES = 1 << 40
+"""No batch comes near it, with experts, kept sets and lessons of every token: a length above it is noise."""
 CHUNK_BYTES = 1 << 18
-_HEADER = struct.Struct(">I")
+_HEADER = struct.Struct(">Q")
 _ARRAY = 1
-_DTYPES = ("int32", "float32", "bool", "int64", "float64")
+_DTYPES = ("int32", "float32", "bool", "int64", "float64", "int16")
 
 T = TypeVar("T")
 
@@ -39,17 +41,21 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag=True):
 
 
 class Start(_Message, frozen=True, kw_only=True):
-    """Build the core: ``factory`` ("module:function") is called with ``config``. An engine answers with its Layout."""
+    """Build the core: ``factory`` ("module:function") is called with ``config``, and that of an engine with its ``index``, its
+    turn where there are several GPUs, too. An engine answers with its Layout."""
 
     factory: str
     config: RunConfig
+    index: int = 0
 
 
 class Attach(_Message, frozen=True, kw_only=True):
-    """Map the two weight buffers in the memory inherited as ``fd``. ``layout`` is what they hold."""
+    """Make ready two weight buffers for ``layout``: those in the memory inherited as ``fd`` or to be opened at ``path``, or
+    buffers of the worker's own where neither is given."""
 
-    fd: int
     layout: Layout
+    fd: int | None = None
+    path: str = ""
 
 
 class Generate(_Message, frozen=True, kw_only=True):
@@ -59,15 +65,34 @@ class Generate(_Message, frozen=True, kw_only=True):
 
 
 class Score(_Message, frozen=True, kw_only=True):
-    """Answered with float32 log-probs."""
+    """Answered with Scores."""
 
     tokens: Tokens
+    top: int = 0
 
 
 class Abort(_Message, frozen=True, kw_only=True):
     """End requests by their own ids; their Generate calls are answered with what they have."""
 
     ids: tuple[str, ...]
+
+
+class Partials(_Message, frozen=True, kw_only=True):
+    """Answered with what the live ones among these requests have so far, by id."""
+
+    ids: tuple[str, ...]
+
+
+class Reserve(_Message, frozen=True, kw_only=True):
+    """Answered once no live sequence samples from the slot."""
+
+    slot: int
+
+
+class Receive(_Message, frozen=True, kw_only=True):
+    """Answered when what is offered lies in its slot. Decoding goes on meanwhile."""
+
+    offer: Offer
 
 
 class Apply(_Message, frozen=True, kw_only=True):
@@ -88,9 +113,15 @@ class Step(_Message, frozen=True, kw_only=True):
 
 
 class Export(_Message, frozen=True, kw_only=True):
-    """Write the present weights into a buffer; answered with the seconds it took."""
+    """Copy the present weights and offer them; answered with Exported."""
 
-    slot: int
+    order: Order
+
+
+class Again(_Message, frozen=True, kw_only=True):
+    """Offer once more, whole, what was exported before; answered with an Offer."""
+
+    order: Order
 
 
 class Save(_Message, frozen=True, kw_only=True):
@@ -107,7 +138,18 @@ class Cancel(_Message, frozen=True, kw_only=True):
     call: int
 
 
-Body = Start | Attach | Generate | Score | Abort | Apply | Stats | Step | Export | Save | Load | Cancel
+class Leave(_Message, frozen=True, kw_only=True):
+    """Said by an engine that joined, to itself: it wants to leave, and says so to the controller in an answer to call 0."""
+
+
+class Dismiss(_Message, frozen=True, kw_only=True):
+    """An engine that joined is not wanted: it ends, saying why. Has no answer."""
+
+    why: str
+
+
+Asked = Start | Attach | Generate | Score | Abort | Partials | Stats | Reserve | Receive | Apply
+Body = Asked | Step | Export | Again | Save | Load | Cancel | Leave | Dismiss
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
@@ -133,7 +175,13 @@ class Failed(_Message, frozen=True, kw_only=True):
     message: str
 
 
-Answer = Reply | Failed
+class Going(_Message, frozen=True, kw_only=True):
+    """The call is being worked at, and has come a piece further. Its answer follows."""
+
+    id: int
+
+
+Answer = Reply | Failed | Going
 
 
 def failure(call: int, error: Exception, *, worker: str) -> Failed:
@@ -201,11 +249,9 @@ def reply(call: int, value: Any) -> Reply:
     return Reply(id=call, value=msgspec.Raw(encode(value)))
 
 
-def frame(message: Call | Answer) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """A message as it goes on the stream."""
     body = encode(message)
-    if len(body) > MAX_FRAME_BYTES:
-        raise ValueError(f"message of {len(body)} bytes; at most {MAX_FRAME_BYTES} cross the wire at once")
     return _HEADER.pack(len(body)) + body
 
 

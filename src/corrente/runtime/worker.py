@@ -7,14 +7,11 @@ kernel is asked to kill it together with its parent. Ctrl-C is the controller's 
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 
 import msgspec
 
-_PR_SET_PDEATHSIG = 1
+from corrente.settling import settle
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,23 +26,9 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...]
 
 
-def settle(birth: Birth) -> None:
-    """Become a good child: deaf to Ctrl-C, dead with the parent, in its place on the machine."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    os.dup2(2, 1)
-    os.set_inheritable(birth.socket, False)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.sched_setaffinity(0, birth.cpus)
-    if os.getppid() != birth.parent:
-        os._exit(0)
-    os.nice(birth.nice)
-
-
 def main() -> None:
     birth = msgspec.json.decode(sys.argv[1], type=Birth)
-    settle(birth)
+    settle(socket=birth.socket, parent=birth.parent, nice=birth.nice, cpus=birth.cpus)
     from corrente.runtime.serving import run
 
     run(birth.name, role=birth.role, socket_fd=birth.socket)

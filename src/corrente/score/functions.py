@@ -1,48 +1,95 @@
 """Scores groups with Python functions, several at once, each failing alone.
 
-A function is called with keyword arguments that are lists over the group's episodes: ``prompts`` (text), ``completions`` (text),
-``completion_ids`` (token ids) and one per dataset column; it is given those it has parameters for. It returns one number or None
-per episode, None meaning "does not apply". Functions of a group run concurrently, synchronous ones in threads.
-
-    reward = sum over the functions that apply of weight * score,         None where none applies
+A function is called with keyword arguments that are lists over the group's episodes (``calling``); it is given those it has
+parameters for. It returns one number or None per episode, None meaning "does not apply". Functions of a group run concurrently,
+synchronous ones in threads, each function in its own: one that hangs takes no thread of another.
 
 A function that raises, runs past the deadline or answers with the wrong number of values costs the group's episodes; one value
-that is not a finite number costs that episode. Nothing here stops the run: the pipeline's failure budget does.
+that is not a finite number costs that episode.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import anyio
-import msgspec
-
-from corrente.config import Reward
 from corrente.errors import ConfigError
-from corrente.score.offload import DaemonThreads
-from corrente.score.resolve import Function, accepted, distinct_names, resolve
-from corrente.types import Episode, Group
+from corrente.offload import DaemonThreads
+from corrente.score.base import Mark
+from corrente.score.calling import Called, Log, TrainerState, arguments, called, columns
+from corrente.score.panel import Panel, Terms
+from corrente.score.resolve import Function, distinct_names
+from corrente.types import Group
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+StateOf = Callable[[Group], TrainerState]
 
 CALLS_AT_ONCE = 64
+"""Threads of one function, hence its calls at once, where nobody said how many."""
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """Why a function has no score for an episode."""
+class Progress:
+    """The TrainerState of a group, from the version it was admitted under and its prompt's id (".. <epoch>/<row>")."""
 
-    status: str
-    error: str
+    def __init__(self, *, every: int = 1, max_steps: int = 0) -> None:
+        self._every, self._max_steps = every, max_steps
+
+    def __call__(self, group: Group) -> TrainerState:
+        epoch = group.prompt.id.rpartition(":")[2].partition("/")[0]
+        return TrainerState(
+            global_step=max(0, group.admitted_version) * self._every,
+            max_steps=self._max_steps,
+            epoch=float(epoch) if epoch.isdecimal() else 0.0,
+        )
 
 
-Score = float | None | Failure
+class FunctionSource:
+    """Implements Source. ``offload`` runs a synchronous function; if not given, ``at_once`` daemon threads do."""
+
+    single = False
+
+    def __init__(
+        self,
+        function: Function,
+        *,
+        name: str,
+        state_of: StateOf,
+        offload: Offload | None = None,
+        at_once: int = CALLS_AT_ONCE,
+    ) -> None:
+        if not callable(function):
+            raise ConfigError(
+                f"reward.functions: {function!r} is of type {type(function).__name__}; it must be callable"
+            )
+        self.name = name
+        self._function, self._state_of = function, state_of
+        self._offload = offload or DaemonThreads(limit=at_once or CALLS_AT_ONCE)
+
+    async def ready(self) -> None:
+        """See Source."""
+
+    async def mark(self, group: Group) -> Sequence[Mark]:
+        """See Source."""
+        count, log = len(group.episodes), Log(len(group.episodes))
+        given = arguments(self._function, columns(group), self._state_of(group), log)
+
+        def read(answer: Any) -> Called:
+            return called(self.name, answer, log, count=count)
+
+        if _is_async(self._function):
+            return marks(read(await self._function(**given)))
+
+        def call() -> Any:
+            answer = self._function(**given)
+            return answer if inspect.isawaitable(answer) else read(answer)
+
+        answer = await self._offload(call)
+        return marks(answer if isinstance(answer, Called) else read(await answer))
 
 
-class FunctionScorer:
-    """Implements Scorer. ``weights`` empty: all 1. ``offload`` runs a synchronous function; daemon threads if not given."""
+class FunctionScorer(Panel):
+    """Functions under equal terms. ``weights`` empty: all 1. ``offload``: daemon threads if not given."""
 
     def __init__(
         self,
@@ -51,119 +98,60 @@ class FunctionScorer:
         weights: Sequence[float] = (),
         deadline_s: float = 30.0,
         offload: Offload | None = None,
+        state_of: StateOf | None = None,
     ) -> None:
-        if weights and len(weights) != len(functions):
-            raise ConfigError(
-                f"reward.weights has {len(weights)} values for {len(functions)} reward.functions; give one each"
-            )
-        for function in functions:
-            if not callable(function):
-                raise ConfigError(
-                    f"reward.functions: {function!r} is of type {type(function).__name__}; it must be callable"
-                )
-        self.names = distinct_names(functions)
-        self._functions = tuple(functions)
-        self._weights = tuple(weights) or (1.0,) * len(functions)
-        self._deadline_s = deadline_s
-        self._offload = offload or DaemonThreads(limit=CALLS_AT_ONCE)
-
-    async def score(self, group: Group) -> Group:
-        """The group with ``scores`` and ``reward`` of its ok episodes filled in; others pass through as they are."""
-        ok = [e for e in group.episodes if e.status == "ok"]
-        if not ok:
-            return group
-        columns = _columns(group, ok)
-        answers: dict[str, list[Score]] = {}
-
-        async def ask(name: str, function: Function) -> None:
-            answers[name] = await self._ask(name, function, columns, count=len(ok))
-
-        async with anyio.create_task_group() as tasks:
-            for name, function in zip(self.names, self._functions, strict=True):
-                tasks.start_soon(ask, name, function)
-        scored = iter(self._combine(e, {n: answers[n][at] for n in self.names}) for at, e in enumerate(ok))
-        episodes = tuple(next(scored) if e.status == "ok" else e for e in group.episodes)
-        return msgspec.structs.replace(group, episodes=episodes)
-
-    async def _ask(self, name: str, function: Function, columns: Mapping[str, list[Any]], *, count: int) -> list[Score]:
-        """One score per episode; every way to fail is turned into data here."""
-        with anyio.move_on_after(self._deadline_s) as deadline:
-            try:
-                answer = await self._call(function, columns)
-            except Exception as error:  # user code: anything may come, and it costs these episodes only
-                return [Failure("failed", f"{name}: {type(error).__name__}: {error}")] * count
-            return _read(name, answer, count=count)
-        assert deadline.cancelled_caught
-        return [Failure("timeout", f"{name}: no answer within reward.deadline_s = {self._deadline_s:g} s")] * count
-
-    async def _call(self, function: Function, columns: Mapping[str, list[Any]]) -> Any:
-        takes = accepted(function)
-        # Lists of their own: a function may change what it is given.
-        arguments = {name: list(values) for name, values in columns.items() if takes is None or name in takes}
-        if _is_async(function):
-            return await function(**arguments)
-        answer = await self._offload(lambda: function(**arguments))
-        return await answer if inspect.isawaitable(answer) else answer
-
-    def _combine(self, episode: Episode, scores: Mapping[str, Score]) -> Episode:
-        numbers = {name: s for name, s in scores.items() if not isinstance(s, Failure)}
-        failures = [s for s in scores.values() if isinstance(s, Failure)]
-        if failures:
-            status = "timeout" if all(f.status == "timeout" for f in failures) else "failed"
-            error = "; ".join(f.error for f in failures)
-            return msgspec.structs.replace(episode, scores=numbers, status=status, error=error)
-        terms = [
-            weight * number
-            for name, weight in zip(self.names, self._weights, strict=True)
-            if (number := numbers[name]) is not None
-        ]
-        return msgspec.structs.replace(episode, scores=numbers, reward=sum(terms) if terms else None)
+        super().__init__(members(functions, weights=weights, deadline_s=deadline_s, offload=offload, state_of=state_of))
 
 
-def build(config: Reward, *, offload: Offload | None = None) -> FunctionScorer:
-    """The scorer a config's ``reward`` section asks for. Raises ConfigError."""
-    functions = [resolve(name) for name in config.functions]
-    return FunctionScorer(functions, weights=config.weights, deadline_s=config.deadline_s, offload=offload)
+def members(
+    functions: Sequence[Function],
+    *,
+    weights: Sequence[float] = (),
+    deadline_s: float = 30.0,
+    offload: Offload | None = None,
+    state_of: StateOf | None = None,
+) -> list[tuple[FunctionSource, Terms]]:
+    """Members of a panel, one per function. ConfigError for a wrong number of weights, and for what cannot be called."""
+    if weights and len(weights) != len(functions):
+        raise ConfigError(
+            f"reward.weights has {len(weights)} values for {len(functions)} reward.functions; give one each"
+        )
+    state_of = state_of or Progress()
+    return [
+        (
+            FunctionSource(function, name=name, offload=offload, state_of=state_of),
+            Terms(weight=weight, deadline_s=deadline_s, at_once=calls_at_once(function)),
+        )
+        for function, name, weight in zip(
+            functions, distinct_names(functions), weights or (1.0,) * len(functions), strict=True
+        )
+    ]
 
 
-def _columns(group: Group, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [value] * len(episodes) for name, value in group.prompt.fields.items()}
-    columns["prompts"] = [group.prompt.text] * len(episodes)
-    columns["completions"] = [e.text for e in episodes]
-    columns["completion_ids"] = [[int(t) for c in e.completions for t in c.tokens] for e in episodes]
-    return columns
+def calls_at_once(function: Function) -> int:
+    """How many calls of it are made at once: as many as it has threads; 0, any number, of one that is a coroutine."""
+    return 0 if _is_async(function) else CALLS_AT_ONCE
+
+
+def marks(call: Called) -> list[Mark]:
+    """A mark per episode. What was logged as a metric is kept once, with the first."""
+    return [
+        Mark(
+            score=reading.score,
+            error=reading.error,
+            extra={column: values[at] for column, values in call.extra.items()},
+            metrics=_means(call.metrics) if at == 0 else {},
+        )
+        for at, reading in enumerate(call.readings)
+    ]
+
+
+def _means(values: Sequence[tuple[str, float]]) -> dict[str, float]:
+    by_name: dict[str, list[float]] = {}
+    for name, value in values:
+        by_name.setdefault(name, []).append(value)
+    return {name: sum(all_of) / len(all_of) for name, all_of in by_name.items()}
 
 
 def _is_async(function: Function) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _read(name: str, answer: Any, *, count: int) -> list[Score]:
-    values = _as_list(answer)
-    if values is None:
-        shape = f"answered with {type(answer).__name__}, a list of {count} numbers or None is needed"
-        return [Failure("failed", f"{name}: {shape}")] * count
-    if len(values) != count:
-        return [Failure("failed", f"{name}: answered with {len(values)} values for {count} completions")] * count
-    return [_number(name, value) for value in values]
-
-
-def _as_list(answer: Any) -> list[Any] | None:
-    if isinstance(answer, str | bytes | Mapping):
-        return None
-    try:
-        return list(answer)
-    except TypeError:
-        return None
-
-
-def _number(name: str, value: Any) -> Score:
-    if value is None:
-        return None
-    try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        return Failure("failed", f"{name}: answered with {value!r}, a finite number or None is needed")
-    return number

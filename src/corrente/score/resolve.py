@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from corrente.errors import ConfigError
+from corrente.named import find
 from corrente.score.builtins import BUILTINS
 
 Function = Callable[..., Any]
 
-GIVEN = ("prompts", "completions", "completion_ids")
+GIVEN = ("prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric")
 """What every reward function may ask for besides the dataset's columns."""
 
 
-def resolve(name: str) -> Function:
-    """Import the function ``name`` says. Raises ConfigError when there is none, or when it is not callable."""
-    if name in BUILTINS:
-        return BUILTINS[name]
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place or not attribute:
-        known = ", ".join(map(repr, BUILTINS))
-        raise ConfigError(
-            f"reward.functions = {name!r}: no such function; write a built-in name ({known}), "
-            '"package.module:function" or "path/to/file.py:function"'
-        )
-    found: Any = _module(place, name)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"reward.functions = {name!r}: {place} has no {attribute!r}{_offers(found)}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(
-            f"reward.functions = {name!r}: {attribute} is of type {type(found).__name__}; it must be callable"
-        )
-    return found
+def resolve(name: str, *, key: str = "reward.functions") -> Function:
+    """A built-in function, or what ``named.find`` finds."""
+    return BUILTINS[name] if name in BUILTINS else find(name, key=key, builtins=BUILTINS)
 
 
 def name_of(function: Function) -> str:
@@ -85,49 +61,3 @@ def needed(function: Function) -> tuple[str, ...]:
         return ()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
-
-
-def _module(place: str, name: str) -> ModuleType:
-    try:
-        if place.endswith(".py"):
-            return _from_file(Path(place), name)
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.append(here)  # last, so that it shadows nothing
-        return importlib.import_module(place)
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise ConfigError(
-            f"reward.functions = {name!r}: {place} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _from_file(path: Path, name: str) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"reward.functions = {name!r}: the file {path} does not exist")
-    # A name of its own per path, so that reward files called alike do not shadow one another or a real module.
-    module_name = (
-        f"corrente_reward_{path.stem}_{hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()}"
-    )
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"reward.functions = {name!r}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickling look a module up by name while it is executed
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-    return module
-
-
-def _offers(module: Any) -> str:
-    own = (
-        [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        if hasattr(module, "__dict__")
-        else []
-    )
-    return f"; it has {', '.join(own[:8])}" if own else ""

@@ -2,7 +2,7 @@
 
 - ``distributions``: how long things take and how long completions are.
 - ``faults``: what goes wrong, as data.
-- ``engine``: continuous batching as arithmetic, and a pool of such engines.
+- ``engine``: continuous batching as arithmetic. ``pool``: several such engines behind one.
 - ``parts``: everything else the pipeline needs.
 
 The pipeline they run is the one that trains. Imports no torch.

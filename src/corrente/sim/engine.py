@@ -5,7 +5,8 @@ grows at 1 / decode_s(n) per second while n sequences run and stands still while
 starts at step k and is n tokens long ends at step k + n whatever happens in between; only the time of that step moves. The
 tokens a sequence has when weights change are the steps done since it started, so spans are exact and cost nothing.
 
-It samples no tokens: a completion's ids all equal a checksum of its prompt, which lets a test see which prompt was played.
+It samples no tokens: a completion's ids all equal a checksum of its prompt, which lets a test see which prompt was played. How
+long a completion becomes depends on the prompt and the seed alone: one that was interrupted ends where it would have ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -25,8 +26,9 @@ from corrente.engine.base import ApplyMode, EngineStats
 from corrente.errors import GenerationError, SyncError, WorkerDied
 from corrente.sim.distributions import Distribution, Fixed, generator
 from corrente.sim.faults import Chaos
-from corrente.sync.base import Update
-from corrente.types import Completion, FinishReason, Floats, Request, Span, Tokens
+from corrente.sync.base import Offer, Update
+from corrente.types import Completion, FinishReason, Request, Scores, Span, Tokens
+from corrente.waiting import Bell
 
 _EPS = 1e-6
 """Steps: what floating point may lose without a sequence ending one step late, or never."""
@@ -54,13 +56,15 @@ _SPEED = Speed()
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """One request on its way; ``start`` is the step it began at, ``cut`` how many of its tokens already have a span."""
+    """One request on its way; ``start`` is the step it began at, ``update`` the weights it samples from since, ``cut`` how many
+    of its tokens already have a span."""
 
     key: int
     request: Request
     length: int
     reason: FinishReason
     start: float = math.inf
+    update: Update | None = None
     cut: int = 0
     spans: list[Span] = field(default_factory=list[Span])
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -68,7 +72,7 @@ class _Live:
 
 
 class VirtualEngine:
-    """Implements Engine. ``run`` is its clockwork: it must be running for ``generate`` to return (see ``running``)."""
+    """Implements Engine and Receiver. ``run`` is its clockwork: while it runs (see ``running``) calls return."""
 
     def __init__(
         self,
@@ -86,7 +90,8 @@ class VirtualEngine:
         self._max_context = max_context
         self._seed = seed
         self._chaos = chaos or Chaos(seed=seed)
-        self._version: int | None = None
+        self._held: Update | None = None
+        self._slots: dict[int, int] = {}
         self._waiting: dict[int, _Live] = {}
         self._running: dict[int, _Live] = {}
         self._ends: list[tuple[float, int, _Live]] = []
@@ -99,6 +104,7 @@ class VirtualEngine:
         self._prefilled = 0
         self._prompts: dict[str, int] = {}
         self._wake = anyio.Event()
+        self._ended = Bell()
         self._dead: WorkerDied | None = None
 
     # ---- Engine -------------------------------------------------------------------------------------------------------
@@ -121,27 +127,29 @@ class VirtualEngine:
         assert live.outcome is not None
         return live.outcome
 
-    async def score(self, tokens: Tokens) -> Floats:
+    async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
         self._check_usable()
         await anyio.sleep(len(tokens) * self._speed.prefill_token_s)
-        return np.full(max(0, len(tokens) - 1), -1.0, np.float32)
+        return _scores(max(0, len(tokens) - 1), top)
 
     async def abort(self, ids: Sequence[str]) -> None:
         self._settle()
-        wanted = set(ids)
-        for live in [x for x in (*self._running.values(), *self._waiting.values()) if x.request.id in wanted]:
-            self._end(live, self._complete(live, self._position(live), "abort"))
+        for live in self._named(ids):
+            self._end(live, self._so_far(live, self._position(live), "abort"))
         await anyio.lowlevel.checkpoint()
 
-    async def apply(self, update: Update, mode: ApplyMode) -> float:
-        pause_s = await self.prepare(update)
-        self.hold(update.version, mode)
-        return pause_s
+    async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]:
+        await self._chaos.strike("partials", "", GenerationError)
+        self._settle()
+        counts = [(live, self._position(live)) for live in self._named(ids)]
+        found = {live.request.id: self._so_far(live, count, "abort") for live, count in counts if count}
+        await anyio.lowlevel.checkpoint()
+        return found
 
     async def stats(self) -> EngineStats:
         self._settle()
         return EngineStats(
-            version=-1 if self._version is None else self._version,
+            version=-1 if self._held is None else self._held.version,
             running=len(self._running),
             waiting=len(self._waiting),
             prefill_tokens=self._prefilled,
@@ -149,34 +157,72 @@ class VirtualEngine:
             busy_s=self._busy_s,
         )
 
+    # ---- Receiver -----------------------------------------------------------------------------------------------------
+
+    async def reserve(self, slot: int) -> None:
+        self._check_alive(f"slot {slot}")
+        if self._held is not None and self._held.slot == slot:
+            raise SyncError(f"slot {slot} holds version {self._held.version}, which is live")
+        await self._ended.until(lambda: not self._samples_from(slot))
+        self._slots.pop(slot, None)
+
+    async def receive(self, offer: Offer) -> None:
+        self._check_alive(f"version {offer.version}")
+        await self._chaos.strike("receive", str(offer.version), SyncError)
+        if offer.base is not None and offer.base != self.version:
+            raise SyncError(f"version {offer.version} changes {offer.base}, but {self.version} is held")
+        if self._samples_from(offer.slot) or (self._held is not None and self._held.slot == offer.slot):
+            raise SyncError(f"version {offer.version} is to be put into slot {offer.slot}, which is being sampled from")
+        self._slots[offer.slot] = offer.version
+        await anyio.lowlevel.checkpoint()
+
+    async def apply(self, update: Update, mode: ApplyMode) -> float:
+        pause_s = await self.prepare(update)
+        self.hold(update, mode)
+        return pause_s
+
+    def members(self) -> int:
+        return 1
+
     # ---- weights and life ---------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int | None:
         """The version held; None after a start, and after ``restart``."""
-        return self._version
+        return None if self._held is None else self._held.version
+
+    def has(self, update: Update) -> bool:
+        """Whether the version was received, whole, into its slot."""
+        return self._slots.get(update.slot) == update.version
 
     async def prepare(self, update: Update) -> float:
         """Everything about ``apply`` that can fail or takes time; the old version is in use until ``hold``."""
-        if self._dead:
-            raise SyncError(f"version {update.version}: {self._dead}")
+        self._check_alive(f"version {update.version}")
+        if not self.has(update):
+            raise SyncError(
+                f"version {update.version} was not received: slot {update.slot} has {self._slots.get(update.slot)}"
+            )
         await self._chaos.strike("apply", str(update.version), SyncError)
         self._stall(self._speed.flip_s)
         await anyio.sleep(self._speed.flip_s)
         return self._speed.flip_s
 
-    def hold(self, version: int, mode: ApplyMode) -> None:
-        """Make ``version`` the sampling weights, now: live sequences get a span up to here under the old one."""
+    def hold(self, update: Update, mode: ApplyMode) -> None:
+        """Make ``update`` the sampling weights, now: live sequences get a span up to here under the old one, and in mode
+        "snapshot" keep it."""
         self._settle()
-        for live in self._running.values():
-            self._cut(live, self._position(live))
-        self._version = version
+        if mode != "snapshot":
+            for live in self._running.values():
+                self._cut(live, self._position(live))
+                live.update = update
+        self._held = update
         self._prompts.clear()
         if mode == "recompute":
             context = sum(len(live.request.tokens) + live.cut for live in self._running.values())
             self._prefilled += context
             self._stall(context * self._speed.prefill_token_s)
         self._wake.set()
+        self._ended.ring()
 
     def die(self, words: str = "the virtual engine died") -> None:
         """Fail every live request, and every later one, with WorkerDied."""
@@ -186,7 +232,8 @@ class VirtualEngine:
     def restart(self) -> None:
         """Come back as a new process would: live requests are lost and there are no weights until the next apply."""
         self._dead = None
-        self._version = None
+        self._held = None
+        self._slots.clear()
         self._prompts.clear()
         self._fail_all(GenerationError("the virtual engine was restarted"))
 
@@ -220,18 +267,30 @@ class VirtualEngine:
     def _check_usable(self) -> None:
         if self._dead:
             raise self._dead
-        if self._version is None:
+        if self._held is None:
             raise GenerationError("the virtual engine holds no weights yet")
 
+    def _check_alive(self, what: str) -> None:
+        if self._dead:
+            raise SyncError(f"{what}: {self._dead}")
+
+    def _samples_from(self, slot: int) -> bool:
+        return any(live.update is not None and live.update.slot == slot for live in self._running.values())
+
+    def _named(self, ids: Sequence[str]) -> list[_Live]:
+        wanted = set(ids)
+        return [x for x in (*self._running.values(), *self._waiting.values()) if x.request.id in wanted]
+
     def _plan(self, request: Request) -> _Live:
-        """Decide the length from what the request asks, and from nothing that happens beside it."""
-        room = self._max_context - len(request.tokens)
-        if room <= 0:
+        """Decide the length from what was asked at first, and from nothing that happens beside it or between."""
+        if len(request.tokens) >= self._max_context and request.written < request.sampling.max_tokens:
             raise GenerationError(f"a prompt of {len(request.tokens)} tokens leaves no room in {self._max_context}")
-        budget = min(request.sampling.max_tokens, room)
-        natural = max(0, round(self._draw(request)))
+        first = _as_first_asked(request)
+        budget = min(request.sampling.max_tokens, self._max_context - len(first.tokens))
+        natural = max(0, round(self._draw(first)))
         self._order += 1
-        return _Live(self._order, request, min(natural, budget), "stop" if natural <= budget else "length")
+        left = max(0, min(natural, budget) - request.written)
+        return _Live(self._order, request, left, "stop" if natural <= budget else "length")
 
     def _draw(self, request: Request) -> float:
         if callable(self._lengths):
@@ -265,51 +324,53 @@ class VirtualEngine:
         while self._ends and (self._ends[0][0] <= self._steps + _EPS or self._ends[0][2].outcome is not None):
             live = heapq.heappop(self._ends)[2]
             if live.outcome is None:
-                self._end(live, self._complete(live, live.length, live.reason))
+                self._end(live, self._so_far(live, live.length, live.reason))
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_sequences:
             live = self._waiting.pop(next(iter(self._waiting)))
             self._prefill(live.request)
-            live.start = self._steps
+            live.start, live.update = self._steps, self._held
             self._running[live.key] = live
             heapq.heappush(self._ends, (live.start + live.length, live.key, live))
 
     def _prefill(self, request: Request) -> None:
-        """Once per group and version: its members share the prompt's keys and values."""
-        if request.group and request.group in self._prompts:
-            return
+        """The prompt once per group and version, whose members share its keys and values; what was written, each for itself."""
+        missing = request.written
+        if not request.group or request.group not in self._prompts:
+            missing = len(request.tokens)
         if request.group:
-            self._prompts[request.group] = len(request.tokens)
-        self._prefilled += len(request.tokens)
-        self._stall(len(request.tokens) * self._speed.prefill_token_s)
+            self._prompts[request.group] = len(request.tokens) - request.written
+        self._prefilled += missing
+        self._stall(missing * self._speed.prefill_token_s)
 
     def _position(self, live: _Live) -> int:
         """Tokens ``live`` has now."""
         return 0 if math.isinf(live.start) else min(live.length, math.floor(self._steps - live.start + _EPS))
 
     def _cut(self, live: _Live, stop: int) -> None:
-        if stop > live.cut and self._version is not None:
-            live.spans.append(Span(self._version, live.cut, stop))
+        if stop > live.cut and live.update is not None:
+            live.spans.append(Span(live.update.version, live.cut, stop))
             live.cut = stop
 
-    def _complete(self, live: _Live, count: int, reason: FinishReason) -> Completion:
-        self._cut(live, count)
-        self._decoded += count
-        mark = zlib.crc32(live.request.tokens.tobytes()) & 0x7FFF
+    def _so_far(self, live: _Live, count: int, reason: FinishReason) -> Completion:
+        rest = [Span(live.update.version, live.cut, count)] if live.update is not None and count > live.cut else []
+        mark = zlib.crc32(_as_first_asked(live.request).tokens.tobytes()) & 0x7FFF
         return Completion(
             tokens=np.full(count, mark, np.int32),
             logprobs=np.full(count, -1.0, np.float32),
-            spans=tuple(live.spans),
+            spans=(*live.spans, *rest),
             finish_reason=reason,
         )
 
     def _end(self, live: _Live, outcome: Completion | Exception) -> None:
         live.outcome = outcome
+        self._decoded += self._position(live)
         self._running.pop(live.key, None)
         self._waiting.pop(live.key, None)
         live.done.set()
         self._wake.set()
+        self._ended.ring()
 
     def _forget(self, live: _Live) -> None:
         """The caller is gone: free the sequence, wherever it is."""
@@ -323,55 +384,16 @@ class VirtualEngine:
             self._end(live, error)
 
 
-class VirtualPool:
-    """Several virtual engines behind one Engine: a request goes to the least loaded one that holds the current version.
+def _as_first_asked(request: Request) -> Request:
+    """The request without what was written before an interruption."""
+    if not request.written:
+        return request
+    return msgspec.structs.replace(request, tokens=request.tokens[: -request.written], written=0)
 
-    An engine that was restarted, or missed an update, gets no request until it has been brought up to date.
-    """
 
-    def __init__(self, engines: Iterable[VirtualEngine]) -> None:
-        self.engines = tuple(engines)
-        self._version: int | None = None
-        self._changed = anyio.Event()
-
-    def ready(self) -> list[VirtualEngine]:
-        return [e for e in self.engines if e.version is not None and e.version == self._version]
-
-    def advance(self, version: int) -> None:
-        """From now on only engines that hold ``version`` get requests."""
-        self._version = version
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def generate(self, request: Request) -> Completion:
-        while not (ready := self.ready()):
-            await self._changed.wait()
-        loads = [(s.running + s.waiting, i) for i, s in enumerate([await engine.stats() for engine in ready])]
-        return await ready[min(loads)[1]].generate(request)
-
-    async def score(self, tokens: Tokens) -> Floats:
-        while not (ready := self.ready()):
-            await self._changed.wait()
-        return await ready[0].score(tokens)
-
-    async def abort(self, ids: Sequence[str]) -> None:
-        for engine in self.engines:
-            await engine.abort(ids)
-
-    async def apply(self, update: Update, mode: ApplyMode) -> float:
-        pauses = [await engine.prepare(update) for engine in self.engines]
-        for engine in self.engines:
-            engine.hold(update.version, mode)
-        self.advance(update.version)
-        return max(pauses, default=0.0)
-
-    async def stats(self) -> EngineStats:
-        every = [await engine.stats() for engine in self.engines]
-        return EngineStats(
-            version=-1 if self._version is None else self._version,
-            running=sum(s.running for s in every),
-            waiting=sum(s.waiting for s in every),
-            prefill_tokens=sum(s.prefill_tokens for s in every),
-            decode_tokens=sum(s.decode_tokens for s in every),
-            busy_s=sum(s.busy_s for s in every),
-        )
+def _scores(count: int, top: int) -> Scores:
+    return Scores(
+        logprobs=np.full(count, -1.0, np.float32),
+        top_ids=np.zeros((count, top), np.int32),
+        top_logprobs=np.full((count, top), -1.0, np.float32),
+    )

@@ -16,7 +16,21 @@ import msgspec
 from corrente.errors import WorkerDied
 from corrente.sim.distributions import generator
 
-Stage = Literal["generate", "apply", "score", "step", "save", "load", "stage", "flip", "prompt", "env", "sink"]
+Stage = Literal[
+    "generate",
+    "partials",
+    "receive",
+    "apply",
+    "score",
+    "step",
+    "save",
+    "load",
+    "stage",
+    "flip",
+    "prompt",
+    "env",
+    "sink",
+]
 Kind = Literal["error", "hang", "slow", "death"]
 
 

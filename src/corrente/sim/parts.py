@@ -7,6 +7,7 @@ its seed. They keep plain records (``steps``, ``published``, ...) for tests and 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +16,13 @@ import anyio
 import msgspec
 import numpy as np
 
-from corrente.env.base import Generate
+from corrente.env.base import Generate, Played
 from corrente.errors import CheckpointError, DivergedError, RewardError, RolloutError, SyncError
 from corrente.sim.distributions import Distribution, Fixed, generator
-from corrente.sim.engine import VirtualEngine, VirtualPool
+from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Chaos
-from corrente.sync.base import Flip, Update
+from corrente.sim.pool import VirtualPool
+from corrente.sync.base import ApplyMode, Flip, InPlace, Receiver, Update
 from corrente.types import Batch, Episode, Group, Metrics, Prompt, Request, Row, Sampling, Turn
 
 Reward = Callable[[Episode, Prompt], float | None]
@@ -92,7 +94,7 @@ class VirtualEnv:
         self._seed = seed
         self._chaos = chaos or Chaos(seed=seed)
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> tuple[Turn, ...]:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
         rng = generator(self._seed, "tool", key) if self._turns > 1 else None
         await self._chaos.strike("env", key, RolloutError)
         turns = [Turn(speaker="user", tokens=prompt.tokens)]
@@ -106,7 +108,7 @@ class VirtualEnv:
             completion = await generate(request)
             turns.append(Turn(speaker="policy", tokens=completion.tokens, completion=completion, parent=len(turns) - 1))
             context = np.concatenate([context, completion.tokens])
-        return tuple(turns)
+        return Played(turns=tuple(turns))
 
 
 class VirtualScorer:
@@ -129,6 +131,9 @@ class VirtualScorer:
         self._deadline_s = deadline_s
         self._seed = seed
         self._chaos = chaos or Chaos(seed=seed)
+
+    def stats(self) -> Metrics:
+        return {}
 
     async def score(self, group: Group) -> Group:
         await anyio.sleep(self._latency_s.draw(generator(self._seed, "score", group.prompt.id)))
@@ -247,17 +252,24 @@ class VirtualLearner:
         self._chaos = chaos or Chaos(seed=seed)
         self.state = 0
         self.steps: list[LearnerStep] = []
+        self._pieces, self._since_s = 0, math.inf
 
     async def step(self, batch: Batch) -> Metrics:
         began_s = anyio.current_time()
         await self._chaos.strike("step", str(batch.step), DivergedError)
         seconds = self._step_s.draw(generator(self._seed, "step", batch.step))
+        self._since_s = anyio.current_time()
         await anyio.sleep(seconds)
+        self._pieces, self._since_s = self.progress() + 1, math.inf
         lags = batch.lags()
         groups = tuple(dict.fromkeys(row.group for row in batch.rows))
         self.steps.append(LearnerStep(batch.step, batch.version, groups, int(lags.max()) if len(lags) else 0, began_s))
         self.state += bool(batch.rows)
         return {"train/loss": 0.0, "train/tokens": float(len(lags)), "learner/busy_s": seconds}
+
+    def progress(self) -> int:
+        """A piece a second, from when a step is past what strikes it."""
+        return self._pieces + int(max(0.0, anyio.current_time() - self._since_s))
 
     async def save(self, path: Path) -> None:
         await self._chaos.strike("save", str(path), CheckpointError)
@@ -276,7 +288,7 @@ class VirtualLearner:
 
 
 class VirtualSync:
-    """Takes ``stage_s`` to stage; a flip brings every engine to the new version, or none."""
+    """Takes ``stage_s`` to stage, once the spare slots are free; a flip brings every engine to the new version, or none."""
 
     def __init__(
         self,
@@ -292,24 +304,46 @@ class VirtualSync:
         self._nbytes = nbytes
         self._seed = seed
         self._chaos = chaos or Chaos(seed=seed)
-        self._slot = 0
+        self._live: Update | None = None
+        self._lock = anyio.Lock()
         self.published: list[tuple[int, float]] = []
         """(version, when it was live everywhere), in order."""
 
     async def stage(self, version: int) -> Update:
         """AssertionError when the version before is not live yet: at most one update may be staged and not flipped."""
-        live = self.published[-1][0] if self.published else version - 1
-        assert version == live + 1, f"version {version} was staged while {live} is live"
-        await self._chaos.strike("stage", str(version), SyncError)
-        await anyio.sleep(self._stage_s.draw(generator(self._seed, "stage", version)))
-        return Update(version=version, slot=1 - self._slot, nbytes=self._nbytes)
+        live = self._live
+        assert live is None or version == live.version + 1, f"version {version} was staged while {live} is live"
+        slot = 0 if live is None else 1 - live.slot
+        await self._engine.reserve(slot)
+        async with self._lock:
+            await self._chaos.strike("stage", str(version), SyncError)
+            await anyio.sleep(self._stage_s.draw(generator(self._seed, "stage", version)))
+            await self._engine.receive(InPlace(version=version, slot=slot, nbytes=self._nbytes))
+        return Update(version=version, slot=slot, nbytes=self._nbytes)
 
-    async def flip(self, update: Update, mode: Literal["swap", "recompute"]) -> Flip:
-        await self._chaos.strike("flip", str(update.version), SyncError)
-        pause_s = await self._engine.apply(update, mode)
-        self._slot = update.slot
-        self.published.append((update.version, anyio.current_time()))
+    async def flip(self, update: Update, mode: ApplyMode) -> Flip:
+        async with self._lock:
+            await self._chaos.strike("flip", str(update.version), SyncError)
+            pause_s = await self._engine.apply(update, mode)
+            self._live = update
+            self.published.append((update.version, anyio.current_time()))
         return Flip(pause_s=pause_s)
+
+    async def catch_up(self, receiver: Receiver) -> None:
+        async with self._lock:
+            live = self._live
+            if live is None:
+                raise SyncError("no version is live yet")
+            slots = (live.slot,)
+            try:
+                await receiver.reserve(live.slot)
+            except SyncError:  # an old version is looked at there: lead the engine to its other slot first
+                slots = (1 - live.slot, live.slot)
+            for slot in slots:
+                await receiver.reserve(slot)
+                await anyio.sleep(self._stage_s.draw(generator(self._seed, "stage", live.version)))
+                await receiver.receive(InPlace(version=live.version, slot=slot, nbytes=self._nbytes))
+                await receiver.apply(Update(version=live.version, slot=slot, nbytes=self._nbytes), "swap")
 
     def stats(self) -> Metrics:
         return {"publish/bytes": float(self._nbytes)}

@@ -5,17 +5,17 @@ Writing blocks the event loop, as everything does in a runtime of one process.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 import anyio.lowlevel
 import torch
 
-from corrente.engine.base import Engine
 from corrente.errors import SyncError
-from corrente.sync import pack
+from corrente.sync.base import Exported, Offer, Order
 from corrente.sync.layout import Layout
-from corrente.sync.slots import SlotSync
+from corrente.sync.outbox import Outbox
+from corrente.sync.shm import Shared
+from corrente.sync.slots import Served, SlotSync
 
 Tensors = Callable[[], Mapping[str, torch.Tensor]]
 
@@ -30,18 +30,27 @@ class InprocSync(SlotSync):
     """``buffers`` are those the engine is attached to; ``tensors`` gives the learner's weights by name."""
 
     def __init__(
-        self, *, engine: Engine, layout: Layout, buffers: tuple[torch.Tensor, torch.Tensor], tensors: Tensors
+        self, *, engine: Served, layout: Layout, buffers: tuple[torch.Tensor, torch.Tensor], tensors: Tensors
     ) -> None:
-        super().__init__(engine=engine, export=self._write, nbytes=layout.nbytes)
-        self._layout, self._buffers, self._tensors = layout, buffers, tensors
+        outbox = Outbox(layout=layout, slots=buffers, outlet=Shared())
+        super().__init__(engine=engine, sender=_Direct(outbox, tensors), shared=True)
 
-    async def _write(self, slot: int) -> float:
+
+class _Direct:
+    """A Sender whose learner is in this process."""
+
+    def __init__(self, outbox: Outbox, tensors: Tensors) -> None:
+        self._outbox, self._tensors = outbox, tensors
+
+    async def export(self, order: Order) -> Exported:
         await anyio.lowlevel.checkpoint()
-        start = time.perf_counter()
         try:
-            pack.write(self._layout, self._tensors(), self._buffers[slot])
+            return self._outbox.export(order, self._tensors())
         except SyncError:
             raise
         except Exception as error:
-            raise SyncError(f"the learner's weights could not be written: {type(error).__name__}: {error}") from error
-        return time.perf_counter() - start
+            raise SyncError(f"the learner's weights could not be sent: {type(error).__name__}: {error}") from error
+
+    async def again(self, order: Order) -> Offer:
+        await anyio.lowlevel.checkpoint()
+        return self._outbox.again(order)

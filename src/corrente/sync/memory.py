@@ -1,7 +1,8 @@
 """Weight buffers in memory that two processes share and no process can leak.
 
-The memory has no name: it is an anonymous file, reached only through a descriptor that children inherit, and it is gone when
-the last process that holds it ends, however that process ends. Its pages are taken when it is reserved, so that a machine
+The memory has no name: it is an anonymous file, reached only through a descriptor, which children inherit and other processes of
+the same user find under /proc while its owner keeps it open. It is gone when the last process that holds it ends, however that
+process ends. Its pages are taken when it is reserved, so that a machine
 without room for it says so at the start and not in the middle of a run, and mapped in one go, so that no publish pays for
 page faults. No torch here: a mapping is a plain buffer.
 """
@@ -13,7 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from corrente.errors import PipelineError
+from corrente.errors import PipelineError, SyncError
 
 SLOTS = 2
 _STRIDE = 1 << 21
@@ -29,6 +30,12 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self.fd = _anonymous_file()
+
+    @property
+    def path(self) -> str:
+        """Where any process of this user can open it while this one is open; empty where the system has no such place."""
+        path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        return path if self.fd >= 0 and Path(path).exists() else ""
 
     def reserve(self, slot_bytes: int) -> None:
         """Give it room for two slots, all pages taken. PipelineError when the machine has not that much."""
@@ -57,6 +64,21 @@ def map_slots(fd: int, slot_bytes: int) -> tuple[memoryview, memoryview]:
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
     whole = memoryview(mmap.mmap(fd, SLOTS * step, flags=flags))
     return whole[:slot_bytes], whole[step : step + slot_bytes]
+
+
+def map_path(path: str, slot_bytes: int) -> tuple[memoryview, memoryview]:
+    """Both slots of the memory that ``SharedMemory.path`` names. SyncError when it is gone, or too small."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise SyncError(f"the weights at {path} cannot be opened: {error.strerror}; has their run ended?") from error
+    try:
+        size = os.fstat(fd).st_size
+        if size < SLOTS * stride(slot_bytes):
+            raise SyncError(f"two slots of {slot_bytes} bytes do not fit in the {size} bytes at {path}")
+        return map_slots(fd, slot_bytes)
+    finally:
+        os.close(fd)
 
 
 def _available_bytes() -> int | None:

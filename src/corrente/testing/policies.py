@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from typing import Literal
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Literal, get_args
 
 import anyio
 
 from corrente.errors import SyncError
 from corrente.inflight.base import InflightPolicy
 from corrente.staleness.base import StalenessPolicy
+from corrente.sync.base import ApplyMode
 from corrente.testing.expect import expect, expect_raises, pending
 from corrente.testing.samples import group
 
+Promise = Literal["", "requests", "groups", "interrupted"]
+"""What has happened when a policy flips: nothing, requests or groups have finished, or requests were interrupted."""
+MODES: frozenset[str] = frozenset(get_args(ApplyMode))
+
 
 class RecordingTraffic:
-    """A valve over imaginary requests and groups: quiet once ``settle`` was called; writes down who held it."""
+    """A valve over imaginary requests and groups: quiet, or interrupted, once ``settle`` was called; writes down who held it
+    and which groups were given up."""
 
     def __init__(self, *, settled: bool) -> None:
         self._settled = anyio.Event()
-        self.log: list[str] = []
         self.held: set[str] = set()
+        self.gave_up: list[int] = []
         if settled:
             self._settled.set()
 
     def settle(self) -> None:
         self._settled.set()
 
-    def quiet_requests(self):
+    def quiet_requests(self) -> AbstractAsyncContextManager[None]:
         return self._quiet("requests")
 
-    def quiet_groups(self):
+    def quiet_groups(self) -> AbstractAsyncContextManager[None]:
         return self._quiet("groups")
+
+    def interrupted(self) -> AbstractAsyncContextManager[None]:
+        return self._quiet("interrupted")
+
+    def give_up(self, *, before_version: int) -> None:
+        self.gave_up.append(before_version)
 
     @asynccontextmanager
     async def _quiet(self, what: str) -> AsyncGenerator[None]:
@@ -45,36 +57,49 @@ class RecordingTraffic:
 
 
 async def check_inflight(
-    make: Callable[[], InflightPolicy], *, waits_for: Literal["requests", "groups", ""] = ""
+    make: Callable[[], InflightPolicy],
+    *,
+    waits_for: Promise = "",
+    mode: ApplyMode | None = None,
+    gives_up_before: int | None = None,
 ) -> None:
-    """Hold ``make()`` to the contract of inflight/base.py; ``waits_for`` is what must have finished when it flips."""
-    await _flips_once(make(), waits_for)
+    """Hold ``make()`` to the contract of inflight/base.py, as version 7 lands. ``waits_for``: what must have happened when it
+    flips. ``mode``: how it flips; None: in any way. ``gives_up_before``: groups older than this version are given up, once the
+    flip has succeeded; None: none are."""
+    await _flips_once(make(), waits_for, mode, gives_up_before)
     await _waits_for_what_it_promises(make(), waits_for)
     await _a_failed_flip_opens_the_valve(make())
     await _a_cancelled_landing_opens_the_valve(make())
 
 
-async def _flips_once(policy: InflightPolicy, waits_for: str) -> None:
-    traffic, flips = RecordingTraffic(settled=True), []
+async def _flips_once(
+    policy: InflightPolicy, waits_for: Promise, mode: ApplyMode | None, gives_up_before: int | None
+) -> None:
+    traffic, flips = RecordingTraffic(settled=True), list[tuple[ApplyMode, set[str], list[int]]]()
 
-    async def flip(mode: Literal["swap", "recompute"]) -> None:
-        flips.append((mode, set(traffic.held)))
+    async def flip(how: ApplyMode) -> None:
+        flips.append((how, set(traffic.held), list(traffic.gave_up)))
         await anyio.lowlevel.checkpoint()
 
-    await policy.land(traffic, flip)
+    await policy.land(traffic, flip, version=7)
     expect(len(flips) == 1, "land calls flip exactly once", len(flips))
-    expect(flips[0][0] in ("swap", "recompute"), 'with a mode of "swap" or "recompute"', flips[0][0])
-    expect(not waits_for or waits_for in flips[0][1], f"new {waits_for} are held back during the flip", flips[0][1])
+    how, held, gave_up = flips[0]
+    expect(how in MODES, f"with a mode of {sorted(MODES)}", how)
+    expect(mode is None or how == mode, f"in the mode it promises, {mode}", how)
+    expect(not waits_for or waits_for in held, f"new {waits_for} are held back during the flip", held)
     expect(not traffic.held, "once land returned nothing is held back", traffic.held)
+    expect(not gave_up, "nothing is given up before the flip has succeeded", gave_up)
+    wanted = [] if gives_up_before is None else [gives_up_before]
+    expect(traffic.gave_up == wanted, "groups past the bound are given up, and no others", traffic.gave_up)
 
 
-async def _waits_for_what_it_promises(policy: InflightPolicy, waits_for: str) -> None:
-    traffic, flips = RecordingTraffic(settled=False), []
+async def _waits_for_what_it_promises(policy: InflightPolicy, waits_for: Promise) -> None:
+    traffic, flips = RecordingTraffic(settled=False), list[ApplyMode]()
 
-    async def flip(mode: Literal["swap", "recompute"]) -> None:
+    async def flip(mode: ApplyMode) -> None:
         flips.append(mode)
 
-    async with pending(lambda: policy.land(traffic, flip)):
+    async with pending(lambda: policy.land(traffic, flip, version=7)):
         if waits_for:
             expect(not flips, f"flip waits until live {waits_for} have finished")
             traffic.settle()
@@ -85,20 +110,22 @@ async def _waits_for_what_it_promises(policy: InflightPolicy, waits_for: str) ->
 async def _a_failed_flip_opens_the_valve(policy: InflightPolicy) -> None:
     traffic = RecordingTraffic(settled=True)
 
-    async def flip(mode: Literal["swap", "recompute"]) -> None:
+    async def flip(mode: ApplyMode) -> None:
         raise SyncError("no")
 
-    await expect_raises(SyncError, "a flip that fails fails the landing", lambda: policy.land(traffic, flip))
+    clause = "a flip that fails fails the landing"
+    await expect_raises(SyncError, clause, lambda: policy.land(traffic, flip, version=7))
     expect(not traffic.held, "and holds nothing back any longer", traffic.held)
+    expect(not traffic.gave_up, "and gives nothing up", traffic.gave_up)
 
 
 async def _a_cancelled_landing_opens_the_valve(policy: InflightPolicy) -> None:
     traffic = RecordingTraffic(settled=False)
 
-    async def flip(mode: Literal["swap", "recompute"]) -> None:
+    async def flip(mode: ApplyMode) -> None:
         await anyio.sleep_forever()
 
-    async with pending(lambda: policy.land(traffic, flip)) as call:
+    async with pending(lambda: policy.land(traffic, flip, version=7)) as call:
         await call.cancel()
     expect(not traffic.held, "a landing that was cancelled holds nothing back", traffic.held)
 

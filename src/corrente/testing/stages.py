@@ -70,12 +70,14 @@ async def check_env(make: Callable[[], Env], prompt: Prompt) -> None:
         await anyio.lowlevel.checkpoint()
         return completion()
 
-    turns = await make().play(prompt, generate, key="7/1", group="7", seed=11)
+    played = await make().play(prompt, generate, key="7/1", group="7", seed=11)
     expect(len(requests) >= 1, "play asks the engine for something")
     ids = [r.id for r in requests]
     expect(all(i.startswith("7/1") for i in ids), "ids of requests begin with the key", ids)
     expect(len(set(ids)) == len(ids), "and differ", ids)
-    _check_turns(turns, requests)
+    if played.release is not None:
+        await played.release()
+    _check_turns(played.turns, requests)
     before, requests[:] = list(requests), []
     await make().play(prompt, generate, key="7/1", group="7", seed=11)
     same = [(r.seed, r.tokens.tolist()) for r in requests] == [(r.seed, r.tokens.tolist()) for r in before]
@@ -98,7 +100,7 @@ def _check_turns(turns: tuple[Turn, ...], requests: list[Request]) -> None:
         exact = turn.completion is not None and turn.tokens.tolist() == turn.completion.tokens.tolist()
         expect(exact, "a sampled turn has the tokens exactly as sampled", turn.tokens)
     for at, turn in enumerate(turns):
-        expect(turn.parent is None or 0 <= turn.parent < at, "a turn's parent comes before it", turn.parent)
+        expect(turn.parent is None or -1 <= turn.parent < at, "a turn's parent comes before it", turn.parent)
     given = concat_tokens([t.tokens for t in turns[: turns.index(sampled[0])]])
     exact = np.array_equal(given, requests[0].tokens)
     expect(exact, "the first request's context is the turns before the first completion", given)
@@ -124,6 +126,8 @@ async def check_scorer(make: Callable[[], Scorer], group: Group) -> None:
         msgspec.structs.replace(group, episodes=()),
         await scorer.score(msgspec.structs.replace(group, episodes=())),
     )
+    stats = scorer.stats()
+    expect(all(np.isfinite(value) for value in stats.values()), "stats are finite numbers", stats)
 
 
 def _check_scored(before: Group, after: Group) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -12,44 +12,89 @@ import msgspec
 
 from corrente.errors import CheckpointError, DivergedError, SyncError
 from corrente.learner.base import Learner
-from corrente.sync.base import Sync
+from corrente.sync.base import Receiver, Sync
 from corrente.testing.expect import expect, expect_raises, pending
 from corrente.types import Batch
+
+Weights = Mapping[str, bytes]
+"""Tensors by name, as the bytes they are stored as."""
 
 
 class SyncCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A sync between a learner and engines that hold no weights yet.
 
-    ``versions`` says what each engine would sample with now. ``break_next``: make the next stage ("stage") or flip ("flip")
-    fail half-way; None where that cannot be arranged.
+    ``versions`` says what each engine would sample with now. ``break_next``: make the next stage ("stage", and every name in
+    ``faults``) or flip ("flip") fail half-way; None where that cannot be arranged.
+
+    Where the weights themselves can be looked at: ``served`` gives those each engine would sample with, ``learned`` those that
+    the learner has, both by name and as the engine stores them; ``train`` changes some of the learner's. ``late`` starts one
+    more engine, which holds nothing, and from then on counts among ``versions`` and ``served`` and takes part.
     """
 
     sync: Sync
     versions: Callable[[], Awaitable[Sequence[int]]]
     break_next: Callable[[str], None] | None = None
+    faults: Sequence[str] = ()
+    train: Callable[[], Awaitable[None]] | None = None
+    learned: Callable[[], Awaitable[Weights]] | None = None
+    served: Callable[[], Awaitable[Sequence[Weights]]] | None = None
+    late: Callable[[], Awaitable[Receiver]] | None = None
 
 
 async def check_sync(make: Callable[[], AbstractAsyncContextManager[SyncCase]]) -> None:
     """Hold the sync that entering ``make()`` gives to the contract of sync/base.py; each clause gets a fresh one."""
-    for clause in (_stage_changes_nothing, _flip_is_everywhere, _failures_leave_the_old_version, _cancelling_is_safe):
+    for clause in (
+        _stage_changes_nothing,
+        _flip_is_everywhere,
+        _failures_leave_the_old_version,
+        _every_fault_leaves_the_old_version,
+        _cancelling_is_safe,
+        _late_engines_are_caught_up,
+    ):
         async with make() as case:
             await clause(case)
 
 
 async def _publish(case: SyncCase, version: int) -> None:
+    """Train, publish, and find in every engine what was trained."""
+    await _train(case)
     update = await case.sync.stage(version)
     expect(update.version == version, "an update carries the version it was staged as", update)
     flip = await case.sync.flip(update, "swap")
     expect(flip.pause_s >= 0, "flip says how long engines paused", flip)
+    await _expect_everywhere(case, version, await _learned(case), "after flip every engine holds the new version")
+
+
+async def _train(case: SyncCase) -> None:
+    if case.train is not None:
+        await case.train()
+
+
+async def _learned(case: SyncCase) -> Weights:
+    return {} if case.learned is None else dict(await case.learned())
+
+
+async def _expect_everywhere(case: SyncCase, version: int, weights: Weights, clause: str) -> None:
     seen = await case.versions()
-    expect(set(seen) == {version}, "after flip every engine holds the new version", seen)
+    expect(set(seen) == {version}, clause, seen)
+    if case.served is None:
+        return
+    for number, served in enumerate(await case.served()):
+        expect(set(served) == set(weights), f"{clause}, with all its tensors", sorted(set(served) ^ set(weights)))
+        other = [name for name in weights if served[name] != weights[name]]
+        expect(not other, f"{clause}, bit for bit", f"engine {number}: {', '.join(other)}")
 
 
 async def _stage_changes_nothing(case: SyncCase) -> None:
     await _publish(case, 0)
-    await case.sync.stage(1)
-    seen = await case.versions()
-    expect(set(seen) == {0}, "staging changes no engine's version", seen)
+    old = await _learned(case)
+    await _train(case)
+    new = await _learned(case)
+    update = await case.sync.stage(1)
+    await _expect_everywhere(case, 0, old, "staging changes no engine's version")
+    await _train(case)
+    await case.sync.flip(update, "swap")
+    await _expect_everywhere(case, 1, new, "what is flipped to is what the learner had when it was staged")
 
 
 async def _flip_is_everywhere(case: SyncCase) -> None:
@@ -63,27 +108,44 @@ async def _failures_leave_the_old_version(case: SyncCase) -> None:
     if case.break_next is None:
         return
     await _publish(case, 0)
+    old = await _learned(case)
     case.break_next("stage")
+    await _train(case)
     await expect_raises(SyncError, "a stage that fails raises SyncError", lambda: case.sync.stage(1))
-    seen = await case.versions()
-    expect(set(seen) == {0}, "after a failed stage every engine holds the old version", seen)
+    await _expect_everywhere(case, 0, old, "after a failed stage every engine holds the old version")
+    new = await _learned(case)
     update = await case.sync.stage(1)
     case.break_next("flip")
     await expect_raises(SyncError, "a flip that fails raises SyncError", lambda: case.sync.flip(update, "swap"))
-    seen = await case.versions()
-    expect(set(seen) == {0}, "after a failed flip every engine, the first and the last, holds the old version", seen)
+    clause = "after a failed flip every engine, the first and the last, holds the old version"
+    await _expect_everywhere(case, 0, old, clause)
     await case.sync.flip(update, "swap")
-    seen = await case.versions()
-    expect(set(seen) == {1}, "the same update may be flipped again", seen)
+    await _expect_everywhere(case, 1, new, "the same update may be flipped again")
     await _publish(case, 2)
+
+
+async def _every_fault_leaves_the_old_version(case: SyncCase) -> None:
+    if case.break_next is None:
+        return
+    await _publish(case, 0)
+    await _publish(case, 1)
+    for version, fault in enumerate(case.faults, start=2):
+        old = await _learned(case)
+        case.break_next(fault)
+        await _train(case)
+        stage = lambda v=version: case.sync.stage(v)  # noqa: E731
+        await expect_raises(SyncError, f"a transfer that fails half-way ({fault}) raises SyncError", stage)
+        await _expect_everywhere(case, version - 1, old, f"after it ({fault}) every engine holds the old version")
+        await _publish(case, version)
 
 
 async def _cancelling_is_safe(case: SyncCase) -> None:
     await _publish(case, 0)
+    old = await _learned(case)
+    await _train(case)
     async with pending(lambda: case.sync.stage(1)) as call:
         await call.cancel()
-    seen = await case.versions()
-    expect(set(seen) == {0}, "cancelling stage leaves the old version in use", seen)
+    await _expect_everywhere(case, 0, old, "cancelling stage leaves the old version in use")
     await _publish(case, 1)
     update = await case.sync.stage(2)
     async with pending(lambda: case.sync.flip(update, "swap")) as call:
@@ -91,6 +153,19 @@ async def _cancelling_is_safe(case: SyncCase) -> None:
     seen = set(await case.versions())
     expect(seen in ({1}, {2}), "cancelling flip leaves every engine on one version", seen)
     await _publish(case, max(seen) + 1)
+
+
+async def _late_engines_are_caught_up(case: SyncCase) -> None:
+    if case.late is None:
+        return
+    for version in range(3):
+        await _publish(case, version)
+    live = await _learned(case)
+    await _train(case)
+    await case.sync.catch_up(await case.late())
+    await _expect_everywhere(case, 2, live, "an engine that comes late is given the live version")
+    await _publish(case, 3)
+    await _publish(case, 4)
 
 
 class LearnerCase(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -115,8 +190,9 @@ async def check_learner(make: Callable[[], AbstractAsyncContextManager[LearnerCa
 
 
 async def _a_step_moves(case: LearnerCase) -> None:
-    before = case.fingerprint()
+    before, pieces = case.fingerprint(), case.learner.progress()
     metrics = await case.learner.step(case.batch)
+    expect(case.learner.progress() > pieces, "a step makes progress", pieces)
     expect(case.fingerprint() != before, "a step changes the weights")
     expect(all(math.isfinite(v) for v in metrics.values()), "metrics are finite numbers", metrics)
 

@@ -13,13 +13,14 @@ import anyio
 import msgspec
 
 from corrente import assemble, codec, pipeline
-from corrente.config import Barrier, Drain, Inproc, Recompute, Run, RunConfig, Staleness, Stream, Swap, Window
+from corrente import config as c
+from corrente.config import Inproc, Run, RunConfig, Staleness, Stream, Swap, Window
 from corrente.errors import CheckpointError
 from corrente.learner.base import Learner
 from corrente.observe.fanout import Fanout
 from corrente.parts import Outcome, Parts, Snapshot
 from corrente.sim.distributions import Distribution, Fixed
-from corrente.sim.engine import Lengths, Speed, VirtualEngine, VirtualPool
+from corrente.sim.engine import Lengths, Speed, VirtualEngine
 from corrente.sim.faults import Chaos, Fault
 from corrente.sim.parts import (
     Consumed,
@@ -32,8 +33,21 @@ from corrente.sim.parts import (
     VirtualScorer,
     VirtualSync,
 )
+from corrente.sim.pool import VirtualPool
 from corrente.testing.clock import run_virtual
 from corrente.types import Sampling
+
+Inflight = c.Swap | c.Recompute | c.Resume | c.Drain | c.Barrier | c.Cancel | c.Snapshot
+LANDINGS: tuple[Inflight, ...] = (
+    c.Swap(),
+    c.Recompute(),
+    c.Resume(),
+    c.Drain(),
+    c.Barrier(),
+    c.Cancel(max_age=0),
+    c.Snapshot(),
+)
+"""Every inflight policy; ``cancel`` at its strictest."""
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -64,7 +78,7 @@ def flow(
     ahead: int = 1,
     window: int | None = 1,
     every: int = 1,
-    inflight: Swap | Recompute | Drain | Barrier = Swap(),  # noqa: B008 (frozen)
+    inflight: Inflight = Swap(),  # noqa: B008 (frozen)
     reject: int | None = None,
     mask: int | None = None,
     max_tokens: int = 1 << 16,

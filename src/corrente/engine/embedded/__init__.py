@@ -1,6 +1,6 @@
 """The embedded engine: any Hugging Face causal LM in this process or a child, continuous batching, in-flight weight updates.
 
-    driver -> core -> prefill, sampling, sequence, stop
+    driver -> core -> prefill, sampling, rows -> sequence, stop, weights
                  \\-> model: hf (any architecture) | lean (the Llama family, fused)  -> kv
 
 ``core.EngineCore`` is synchronous and knows nothing of event loops; ``driver.EmbeddedEngine`` makes it an ``Engine``. Use it on a

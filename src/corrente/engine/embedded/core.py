@@ -2,7 +2,8 @@
 
 A step first admits waiting requests (one prefill for all of them, shared prefixes computed once), then samples one token for
 every live sequence, then retires those that are over; their rows are reused at once. Weights change only between two steps,
-by pointing the model at the other of two buffers: nothing is copied.
+by pointing the model at the other of two buffers: nothing is copied. Sequences may finish under the weights they began with
+(mode "snapshot"): a step then computes for the rows of each version in turn (rows.py).
 
 What it does not do: paging, preemption, speculative decoding. Admission is by order of arrival.
 """
@@ -11,34 +12,40 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
+from corrente.config import Lora
 from corrente.engine.base import ApplyMode, EngineStats
 from corrente.engine.embedded import model as models
 from corrente.engine.embedded import prefill
 from corrente.engine.embedded.kv import KVCache, Rows
+from corrente.engine.embedded.rows import LiveRows, Segment
 from corrente.engine.embedded.sampling import Rules, compile_rules, draw
 from corrente.engine.embedded.sequence import Live
-from corrente.engine.embedded.stop import load_decoder
-from corrente.engine.embedded.weights import Buffers
+from corrente.engine.embedded.stop import load_decoder, stop_ids
+from corrente.engine.embedded.weights import Buffers, Weights
 from corrente.errors import ConfigError, GenerationError, SyncError
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
-from corrente.types import Completion, FinishReason, Floats, Request, Tokens
+from corrente.types import Completion, FinishReason, Request, Scores, Tokens
 
 Outcome = Completion | GenerationError
+Ending = FinishReason | GenerationError
 
 PREFILL_TOKENS = 4096
 """Prompt tokens admitted in one step, before what is shared is folded: bounds how long live sequences wait."""
 
 
 class EngineCore:
-    """Serves one model. ``max_context`` 0 means what the model allows, at most 4096; ``path`` is auto, lean or hf."""
+    """Serves one model. ``max_context`` 0 means what the model allows, at most 4096; ``path`` is auto, lean or hf. With
+    ``adapters`` it loads the frozen weights from ``model``, and its layout holds the adapters alone. ``keep_routing``: record the
+    experts of a mixture; None: where there are any."""
 
     def __init__(
         self,
@@ -49,6 +56,8 @@ class EngineCore:
         max_sequences: int = 64,
         max_context: int = 0,
         path: str = "auto",
+        adapters: Lora | None = None,
+        keep_routing: bool | None = False,
     ) -> None:
         if path not in ("auto", "lean", "hf"):
             raise ConfigError(f"engine.path: {path!r} given; auto, lean or hf are allowed")
@@ -59,16 +68,26 @@ class EngineCore:
         self._limit = max_sequences
         self._context = models.context_limit(config, max_context)
         self._vocabulary: int = config.vocab_size
-        self._model = models.build(config, path=path, dtype=self._dtype, device=self._device, context=self._context)
+        self._model = models.build(
+            config,
+            path=path,
+            dtype=self._dtype,
+            device=self._device,
+            context=self._context,
+            source=model,
+            adapters=adapters,
+            keep_routing=keep_routing,
+        )
         self._end_ids = models.end_ids(model, config)
         self._decode = load_decoder(model)
         self._cache = KVCache(max_rows=max_sequences, max_slots=self._context)
         self._buffers: Buffers | None = None
-        self._update: Update | None = None
+        self._newest: Weights | None = None
+        self._bound: Weights | None = None
         self._waiting: deque[Live] = deque()
-        self._live: list[Live] = []
+        self._rows = LiveRows(self._cache)
+        self._rules: list[Rules] = []
         self._ids: set[str] = set()
-        self._rules: Rules | None = None
         self._done: list[tuple[str, Outcome]] = []
         self._prefill_tokens = self._decode_tokens = 0
         self._busy_s = 0.0
@@ -76,7 +95,12 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Nothing to do: no request waits or runs, and no outcome waits to be fetched by ``step``."""
-        return not (self._live or self._waiting or self._done)
+        return not (len(self._rows) or self._waiting or self._done)
+
+    @property
+    def device(self) -> str:
+        """Where it computes, and where its weight buffers have to be."""
+        return str(self._device)
 
     @property
     def context(self) -> int:
@@ -86,8 +110,8 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Version -1 means that no weights have arrived yet."""
         return EngineStats(
-            version=self._update.version if self._update else -1,
-            running=len(self._live),
+            version=self._newest.version if self._newest else -1,
+            running=len(self._rows),
             waiting=len(self._waiting),
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
@@ -104,70 +128,99 @@ class EngineCore:
         """Take two uint8 buffers of ``layout().nbytes`` each, which somebody else fills."""
         self._buffers = Buffers(self.layout(), buffers)
 
+    @property
+    def held(self) -> Update | None:
+        """The newest weights: those that the next request uses."""
+        return self._newest.update if self._newest else None
+
+    def vacant(self, slot: int) -> bool:
+        """Whether no live sequence samples from buffer ``slot``. Unless the newest weights are there, it may be written to."""
+        return all(segment.weights.slot != slot for segment in self._rows.segments)
+
     def apply(self, update: Update, mode: ApplyMode) -> None:
-        """Sample from ``update`` from now on. ``recompute`` rebuilds the keys and values of live sequences under it.
+        """Sample from ``update`` from now on; what that means for live sequences: sync.base.ApplyMode.
 
-        SyncError when there is no such buffer, or when rebuilding fails; the old weights are then in use as before.
+        SyncError when there is no such buffer, when sequences sample from another version in it, or when rebuilding keys and
+        values fails; the old weights are then in use as before.
         """
-        if self._buffers is None or not 0 <= update.slot < len(self._buffers):
-            raise SyncError(
-                f"version {update.version} is said to be in buffer {update.slot}, which the engine was not given"
-            )
-        before, self._update = self._update, update
-        self._model.bind(self._buffers[update.slot])
-        for live in self._live:
-            live.kv_version = None
-        if mode == "recompute" and self._live:
+        tensors, before = self._views(update.slot), self._newest
+        for used in (segment.weights for segment in self._rows.segments):
+            if used.slot == update.slot and used.version != update.version:
+                raise SyncError(
+                    f"version {update.version} is said to be in buffer {update.slot}, which sequences under version "
+                    f"{used.version} sample from: it should have been reserved"
+                )
+        weights = Weights(update, tensors)
+        self._use(weights)
+        if mode == "recompute" and len(self._rows):
             self._rebuild(before)
+        if mode != "snapshot":
+            self._rows.move_to(weights, rebuilt=mode == "recompute")
+        self._newest, self._rules = weights, []
 
-    def _rebuild(self, before: Update | None) -> None:
+    def _rebuild(self, before: Weights | None) -> None:
+        """Compute the keys and values of all live sequences with the bound weights."""
         try:
             with self._working():
-                contexts = [live.cached for live in self._live]
-                filled = self._fill(contexts, first_row=0, donors=(), logits=False)
+                filled = self._fill([live.cached for live in self._rows], first_row=0, donors=(), logits=False)
+                for live, experts in zip(self._rows, filled.experts or (), strict=filled.experts is not None):
+                    assert live.routes is not None
+                    live.routes.reread(experts)
         except RuntimeError as error:
-            if before is not None and self._buffers is not None:
-                self._update = before
-                self._model.bind(self._buffers[before.slot])
+            if before is not None:
+                self._use(before)
             raise SyncError(f"keys and values could not be rebuilt, the old weights stay: {error}") from error
         self._prefill_tokens += filled.computed
-        for live in self._live:
-            live.kv_version = self._version
 
-    @property
-    def _version(self) -> int:
-        assert self._update is not None
-        return self._update.version
+    def _views(self, slot: int) -> Mapping[str, torch.Tensor]:
+        if self._buffers is None or not 0 <= slot < len(self._buffers):
+            raise SyncError(f"buffer {slot} is none that the engine was given")
+        return self._buffers[slot]
+
+    def _use(self, weights: Weights) -> None:
+        """Point the model at ``weights``, if it is not there already."""
+        if self._bound is not weights:
+            self._model.bind(weights.tensors)
+            self._bound = weights
 
     # ---- requests ---------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Queue a request. GenerationError when it cannot be served as it is."""
-        if self._update is None:
-            raise GenerationError(f"request {request.id}: the engine holds no weights yet")
-        if request.id in self._ids:
-            raise GenerationError(f"request {request.id}: an equal id is being served")
-        tokens, sampling = request.tokens, request.sampling
-        if not len(tokens):
-            raise GenerationError(f"request {request.id}: the prompt is empty")
-        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
-            raise GenerationError(f"request {request.id}: token ids must lie in [0, {self._vocabulary})")
-        room = self._context - len(tokens)
-        if room <= 0:
-            raise GenerationError(f"request {request.id}: {len(tokens)} tokens leave no room in {self._context}")
-        if sampling.stop and self._decode is None:
-            raise GenerationError(f"request {request.id}: stop strings need a tokenizer, and the model has none")
+        self._check(request)
+        left = request.sampling.max_tokens - request.written
+        room = self._context - len(request.tokens)
+        if left > 0 and room <= 0:
+            raise GenerationError(
+                f"request {request.id}: {len(request.tokens)} tokens leave no room in {self._context}"
+            )
         live = Live(
             request,
-            room=min(room, sampling.max_tokens),
-            stop_ids=self._end_ids | frozenset(sampling.stop_token_ids),
+            room=min(room, left),
+            stop_ids=self._end_ids | stop_ids(request.sampling, self._decode),
             decode=self._decode,
+            vocabulary=self._vocabulary,
         )
         self._ids.add(request.id)
-        if live.room <= 0:
-            self._finish(live, "length")
+        if reason := live.over():
+            self._finish(live, reason)
         else:
             self._waiting.append(live)
+
+    def _check(self, request: Request) -> None:
+        who, tokens = f"request {request.id}", request.tokens
+        if self._newest is None:
+            raise GenerationError(f"{who}: the engine holds no weights yet")
+        if request.id in self._ids:
+            raise GenerationError(f"{who}: an equal id is being served")
+        if len(tokens) <= request.written:
+            raise GenerationError(f"{who}: the prompt is empty")
+        if request.written < 0:
+            raise GenerationError(f"{who}: written is {request.written}; it counts tokens, from 0 on")
+        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
+            raise GenerationError(f"{who}: token ids must lie in [0, {self._vocabulary})")
+        if request.sampling.stop and self._decode is None:
+            raise GenerationError(f"{who}: stop strings need a tokenizer, and the model has none")
 
     def abort(self, ids: Sequence[str]) -> None:
         """End requests; what they have comes back from the next ``step`` with finish_reason "abort". Unknown ids are ignored."""
@@ -176,85 +229,119 @@ class EngineCore:
             self._waiting.remove(live)
             self._finish(live, "abort")
         with torch.inference_mode():
-            self._retire({at: "abort" for at, live in enumerate(self._live) if live.request.id in named})
+            self._retire({at: "abort" for at, live in enumerate(self._rows) if live.request.id in named})
+
+    def partials(self, ids: Sequence[str]) -> dict[str, Completion]:
+        """What the live requests among ``ids`` have sampled so far, as if they were aborted now; they go on."""
+        named = set(ids)
+        return {
+            live.request.id: live.complete("abort", self._decode)
+            for live in self._rows
+            if live.sampled and live.request.id in named
+        }
 
     def step(self) -> list[tuple[str, Outcome]]:
         """Admit, decode one token for every live sequence, and return what ended since the last step."""
         with self._working():
-            if self._waiting and len(self._live) < self._limit:
+            if self._waiting and len(self._rows) < self._limit:
                 self._admit()
-            if self._live:
+            if len(self._rows):
                 self._advance()
         done, self._done = self._done, []
         return done
 
-    def score(self, tokens: Tokens) -> Floats:
-        """Log-prob of tokens[1:] given what precedes each, at temperature 1: (T-1,)."""
-        if self._update is None:
+    def score(self, tokens: Tokens, top: int = 0, *, temperature: float = 1.0) -> Scores:
+        """Log-probs of tokens[1:] given what precedes each, at ``temperature``, and the ``top`` likeliest at each place, by the
+        newest weights, which the answer names. Counted in ``busy_s`` alone."""
+        if self._newest is None:
             raise GenerationError("score: the engine holds no weights yet")
         if len(tokens) > self._context or (len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary):
             raise GenerationError(f"score: at most {self._context} token ids in [0, {self._vocabulary}) are allowed")
+        if not 0 <= top <= self._vocabulary:
+            raise GenerationError(f"score: top is {top}; 0 to {self._vocabulary} are allowed")
         with self._working():
-            return prefill.score(self._model, tokens, dtype=self._dtype, device=self._device)
+            self._use(self._newest)
+            scores = prefill.score(
+                self._model, tokens, top=top, temperature=temperature, dtype=self._dtype, device=self._device
+            )
+        return msgspec.structs.replace(scores, version=self._newest.version)
 
     # ---- the parts of a step ----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Prefill as many waiting requests as there are rows, and sample the first token of each."""
+        assert self._newest is not None
+        weights, first = self._newest, len(self._rows)
         new: list[Live] = []
         tokens = 0
-        while self._waiting and len(self._live) + len(new) < self._limit:
+        while self._waiting and first + len(new) < self._limit:
             tokens += len(self._waiting[0].request.tokens)
             if new and tokens > PREFILL_TOKENS:
                 break
             new.append(self._waiting.popleft())
-        donors = [
-            prefill.Donor(row, live.cached) for row, live in enumerate(self._live) if live.kv_version == self._version
-        ]
-        filled = self._fill([live.tokens for live in new], first_row=len(self._live), donors=donors, logits=True)
+        donors = [self._donor(row, live) for row, live in enumerate(self._rows) if live.kv is weights]
+        self._use(weights)
+        filled = self._fill([live.tokens for live in new], first_row=first, donors=donors, logits=True)
         assert filled.logits_SV is not None
         self._prefill_tokens += filled.computed
-        first = len(self._live)
-        self._live.extend(new)
-        self._rules = None
-        for live in new:
-            live.kv_version = self._version
-        self._sample(filled.logits_SV, self._compile(new), first)
+        for at, live in enumerate(new):
+            live.filled(filled.experts[at] if filled.experts is not None else None)
+        self._rows.append(new, weights)
+        self._rules = []
+        self._retire(self._sample(filled.logits_SV, self._compile(new), Segment(weights, first, first + len(new))))
+
+    @staticmethod
+    def _donor(row: int, live: Live) -> prefill.Donor:
+        experts = live.routes.cached(live.length - 1) if live.routes is not None else None
+        return prefill.Donor(row, live.cached, experts)
 
     def _advance(self) -> None:
-        """One token for every live sequence."""
-        positions = np.array([live.length - 1 for live in self._live], np.int64)
+        """One token for every live sequence: a forward pass over the rows of each version in use, newest last."""
+        segments = self._rows.segments
+        if not self._rules:
+            self._rules = [self._compile(self._rows[segment.first : segment.stop]) for segment in segments]
+        ended: dict[int, Ending] = {}
+        for segment, rules in zip(segments, self._rules, strict=True):
+            ended |= self._sample(self._forward(segment), rules, segment)
+        self._retire(ended)
+
+    def _forward(self, segment: Segment) -> torch.Tensor:
+        """Logits of the next token of each sequence of a segment; its last token enters the cache."""
+        rows = self._rows[segment.first : segment.stop]
+        positions = np.array([live.length - 1 for live in rows], np.int64)
         longest = int(positions.max()) + 1
-        self._cache.reserve(len(self._live), longest)
-        ids = np.array([live.context[live.length - 1] for live in self._live], np.int64)
+        self._cache.reserve(segment.stop, longest)
+        ids = np.array([live.last for live in rows], np.int64)
         at_R1 = torch.from_numpy(positions).to(self._device)[:, None]
         hidden = torch.arange(longest, device=self._device) > at_R1
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
+        self._use(segment.weights)
         logits = self._model.forward(
             torch.from_numpy(ids).to(self._device)[:, None],
             at_R1,
             mask[:, None, None],
-            Rows(self._cache, at_R1[:, 0], longest),
-            torch.arange(len(self._live), device=self._device),
+            Rows(self._cache, at_R1[:, 0], longest, first=segment.first),
+            torch.arange(len(rows), device=self._device),
         )
-        if self._rules is None:
-            self._rules = self._compile(self._live)
-        self._sample(logits, self._rules, 0)
+        if self._model.routing() is not None:
+            for live, experts in zip(rows, self._model.routed(), strict=True):
+                assert live.routes is not None
+                live.routes.read(experts)
+        return logits
 
-    def _sample(self, logits: torch.Tensor, rules: Rules, first: int) -> None:
-        """Draw a token for the live sequences from ``first`` on, and retire those that it ends."""
-        drawn_for = self._live[first:]
-        tokens, logprobs = draw(logits, rules, np.array([live.length for live in drawn_for], np.int64))
-        self._decode_tokens += len(drawn_for)
-        ended: dict[int, FinishReason | GenerationError] = {}
-        for row, (live, token, logprob) in enumerate(
-            zip(drawn_for, tokens.tolist(), logprobs.tolist(), strict=True), start=first
-        ):
+    def _sample(self, logits: torch.Tensor, rules: Rules, segment: Segment) -> dict[int, Ending]:
+        """Draw a token for each sequence of a segment; the rows of those that it ends, and how."""
+        rows = self._rows[segment.first : segment.stop]
+        draws = draw(logits, rules, np.array([live.length for live in rows], np.int64))
+        self._decode_tokens += len(rows)
+        ended: dict[int, Ending] = {}
+        drawn = zip(draws.tokens.tolist(), draws.logprobs.tolist(), draws.kept, strict=True)
+        for row, live, (token, logprob, kept) in zip(range(segment.first, segment.stop), rows, drawn, strict=True):
             if not np.isfinite(logprob):
                 ended[row] = GenerationError(f"request {live.request.id}: the model's log-probs are not finite")
-            elif reason := live.push(token, logprob, self._version):
+            elif reason := live.push(token, logprob, segment.weights.version, kept):
                 ended[row] = reason
-        self._retire(ended)
+        return ended
 
     # ---- bookkeeping ------------------------------------------------------------------------------------------------------
 
@@ -280,18 +367,16 @@ class EngineCore:
             device=self._device,
         )
 
-    def _retire(self, ended: dict[int, FinishReason | GenerationError]) -> None:
-        """End live sequences by row; the last row takes the place of each."""
-        for row in sorted(ended, reverse=True):
-            self._finish(self._live[row], ended[row])
-            moved = self._live.pop()
-            if row < len(self._live):
-                self._live[row] = moved
-                self._cache.move(len(self._live), row, moved.length - 1)
+    def _retire(self, ended: Mapping[int, Ending]) -> None:
+        """End live sequences by row."""
         if ended:
-            self._rules = None
+            for row, live in enumerate(self._rows):
+                if row in ended:
+                    self._finish(live, ended[row])
+            self._rows.remove(ended)
+            self._rules = []
 
-    def _finish(self, live: Live, how: FinishReason | GenerationError) -> None:
+    def _finish(self, live: Live, how: Ending) -> None:
         outcome = how if isinstance(how, GenerationError) else live.complete(how, self._decode)
         self._ids.discard(live.request.id)
         self._done.append((live.request.id, outcome))
@@ -299,6 +384,8 @@ class EngineCore:
     @contextmanager
     def _working(self) -> Iterator[None]:
         start = time.perf_counter()
-        with torch.inference_mode():
-            yield
-        self._busy_s += time.perf_counter() - start
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self._busy_s += time.perf_counter() - start

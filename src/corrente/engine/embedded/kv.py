@@ -6,7 +6,7 @@ everything the queries may look at:
 - ``Rows``: one new token per live sequence, written into its slot (decoding);
 - ``Nodes``: new nodes of a prefix tree, beside nodes whose keys and values are known already (prefill).
 
-Rows [0, live) are live, so a decode step reads a dense slice; a finished row is replaced by the last one. A step reads as many
+Rows [0, live) are live, so a decode step reads a dense slice; a finished row is replaced by a later one. A step reads as many
 slots as the longest live sequence has, which is what padding costs; there is no paging.
 
 Shapes: R rows, S slots, H key/value heads, D head size, N nodes, Q queries.
@@ -86,27 +86,30 @@ class KVCache:
 
 
 class Rows:
-    """Decoding: row r writes slot ``slots[r]`` and sees the first ``longest`` slots; a mask hides those beyond its own."""
+    """Decoding: row ``first`` + r writes slot ``slots[r]`` and sees the first ``longest`` slots; a mask hides those beyond its
+    own."""
 
-    def __init__(self, cache: KVCache, slots: torch.Tensor, longest: int) -> None:
-        self._cache, self._slots, self._longest = cache, slots, longest
+    def __init__(self, cache: KVCache, slots: torch.Tensor, longest: int, *, first: int = 0) -> None:
+        self._cache, self._slots, self._longest, self._first = cache, slots, longest, first
         self._places: dict[int, torch.Tensor] = {}
 
     def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Pair:
-        count = len(self._slots)
+        first, count = self._first, len(self._slots)
         pair = self._cache.keys[layer], self._cache.values[layer]
         for held, new in zip(pair, (keys, values), strict=True):
             _, heads, capacity, size = held.shape
             held.view(-1, size).index_copy_(
                 0, self._places_of(heads, capacity), new[:, :, 0].reshape(count * heads, size)
             )
-        return pair[0][:count, :, : self._longest], pair[1][:count, :, : self._longest]
+        seen = slice(first, first + count), slice(None), slice(self._longest)
+        return pair[0][seen], pair[1][seen]
 
     def _places_of(self, heads: int, capacity: int) -> torch.Tensor:
         """Where the new tokens go in a cache seen as one list of slots, (R x H,): the same for all layers of equal heads.
         index_copy_ runs on one thread; a scatter by three indices would wake all of them for a few kilobytes."""
         if heads not in self._places:
-            rows = torch.arange(len(self._slots) * heads, device=self._slots.device)
+            start, stop = self._first * heads, (self._first + len(self._slots)) * heads
+            rows = torch.arange(start, stop, device=self._slots.device)
             self._places[heads] = rows * capacity + self._slots.repeat_interleave(heads)
         return self._places[heads]
 

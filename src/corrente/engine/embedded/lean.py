@@ -9,6 +9,8 @@ It computes what the Hugging Face modules compute, and differs from the textbook
 - keys and values go straight to their slots, and with one query per sequence the query heads that share a key head are
   laid out as queries of it, so that grouped attention repeats nothing.
 
+Adapters are added to the four products of a layer beside frozen weights (adapters.py).
+
 It does not do: biases in the MLP, partial or length-dependent rotary embeddings, sliding windows shorter than the context.
 
 Shapes: M = R x Q tokens, H hidden, A query heads, G key/value heads, D head size, V vocabulary.
@@ -24,9 +26,12 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from corrente.adapters.base import Factor
+from corrente.engine.embedded.adapters import LowRank, LowRankProducts, left_over
 from corrente.engine.embedded.kv import KVView, Pair
 from corrente.engine.embedded.model import shapes
 from corrente.engine.embedded.products import add_product, product, width
+from corrente.kept import Experts
 from corrente.sync.layout import Layout, Slab, arrange
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -49,6 +54,12 @@ def unsupported(config: PretrainedConfig) -> str:
     return ""
 
 
+def unsupported_adapters(config: PretrainedConfig, factors: Mapping[str, Factor]) -> str:
+    """Why this path does not compute these adapters; empty when it does."""
+    name = left_over(factors, _products(config.num_hidden_layers))
+    return f"it has no product for the adapter {name}" if name else ""
+
+
 class _Layer(NamedTuple):
     norm_in: torch.Tensor
     qkv: torch.Tensor
@@ -60,6 +71,15 @@ class _Layer(NamedTuple):
     norm_mlp: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+
+
+class _LayerAdapters(NamedTuple):
+    """What is added to the products of a layer; None where nothing is."""
+
+    qkv: LowRank | None = None
+    out: LowRank | None = None
+    gate_up: LowRank | None = None
+    down: LowRank | None = None
 
 
 _FUSED = {
@@ -76,10 +96,31 @@ _FUSED = {
 }
 
 
-class LeanModel:
-    """The fused path. ``context`` bounds the positions whose rotary angles are tabulated."""
+def _products(depth: int) -> dict[str, tuple[str, ...]]:
+    """The weights of every product that may have adapters, by its name."""
+    return {
+        f"{layer}.{name}": tuple(f"model.layers.{layer}.{part}" for part in _FUSED[name])
+        for layer in range(depth)
+        for name in _LayerAdapters._fields
+    }
 
-    def __init__(self, config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device, context: int) -> None:
+
+class LeanModel:
+    """The fused path. ``context`` bounds the positions whose rotary angles are tabulated.
+
+    With ``frozen``, a model's weights by name, those are taken as they are, and what is bound are the adapters ``factors``.
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        context: int,
+        frozen: Mapping[str, torch.Tensor] | None = None,
+        factors: Mapping[str, Factor] | None = None,
+    ) -> None:
         self._shapes = shapes(config)
         self._depth: int = config.num_hidden_layers
         self._heads: int = config.num_attention_heads
@@ -90,8 +131,22 @@ class LeanModel:
         self._tied = "lm_head.weight" not in self._shapes
         self._cos, self._sin = _rotary_tables(config, context, dtype, device)
         self._layers: list[_Layer] = []
+        self._adapters = [_LayerAdapters()] * self._depth
+        self._added: LowRankProducts | None = None
+        if frozen is not None:
+            outputs = {name: shape[0] for name, shape in self._shapes.items()}
+            self._added = LowRankProducts(factors or {}, _products(self._depth), outputs)
+            self._bind_weights(
+                {
+                    slab.name: torch.cat([frozen[source] for source in slab.sources]).to(device, dtype)
+                    for slab in self._weights().slabs
+                }
+            )
 
     def layout(self) -> Layout:
+        return self._weights() if self._added is None else arrange(self._added.slabs(self._dtype))
+
+    def _weights(self) -> Layout:
         names: dict[str, tuple[str, ...]] = {"embed": ("model.embed_tokens.weight",)}
         for layer in range(self._depth):
             for name, parts in _FUSED.items():
@@ -109,12 +164,28 @@ class LeanModel:
         return Slab(name=name, shape=shape, dtype=str(self._dtype).removeprefix("torch."), offset=0, sources=sources)
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if self._added is None:
+            self._bind_weights(tensors)
+            return
+        added = self._added.bind(tensors)
+        self._adapters = [
+            _LayerAdapters(*(added.get(f"{layer}.{field}") for field in _LayerAdapters._fields))
+            for layer in range(self._depth)
+        ]
+
+    def _bind_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._embed, self._norm = tensors["embed"], tensors["norm"]
         self._head = tensors["embed"] if self._tied else tensors["head"]
         self._layers = [
             _Layer(*(tensors.get(f"{layer}.{field}") for field in _Layer._fields))  # pyright: ignore[reportArgumentType]
             for layer in range(self._depth)
         ]
+
+    def routing(self) -> tuple[int, int] | None:
+        return None
+
+    def routed(self) -> Experts:
+        raise AssertionError("the Llama family has no experts")
 
     def forward(
         self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, mask_R1QN: torch.Tensor, kv: KVView, keep: torch.Tensor
@@ -125,17 +196,17 @@ class LeanModel:
         flat = F.pad(positions_RQ.flatten(), (0, spare))
         turn = self._cos.index_select(1, flat), self._sin.index_select(1, flat)
         x_HM = self._embed.index_select(0, F.pad(ids_RQ.flatten(), (0, spare))).t().contiguous()
-        for index, layer in enumerate(self._layers):
-            qkv = product(layer.qkv, self._normalise(x_HM, layer.norm_in))
+        for index, (layer, extra) in enumerate(zip(self._layers, self._adapters, strict=True)):
+            qkv = _product(layer.qkv, self._normalise(x_HM, layer.norm_in), extra.qkv)
             if layer.qkv_bias is not None:
                 qkv += layer.qkv_bias[:, None]
             query, key, value = self._heads_of(layer, qkv, turn, shape)
             mixed = self._attend(query, kv.update(index, key, value), mask_R1QN)
-            add_product(x_HM, layer.out, F.pad(mixed, (0, 0, 0, spare)).t())
+            _add_product(x_HM, layer.out, F.pad(mixed, (0, 0, 0, spare)).t(), extra.out)
             if layer.out_bias is not None:
                 x_HM += layer.out_bias[:, None]
-            gate, up = product(layer.gate_up, self._normalise(x_HM, layer.norm_mlp)).chunk(2)
-            add_product(x_HM, layer.down, F.silu(gate, inplace=True).mul_(up))
+            gate, up = _product(layer.gate_up, self._normalise(x_HM, layer.norm_mlp), extra.gate_up).chunk(2)
+            _add_product(x_HM, layer.down, F.silu(gate, inplace=True).mul_(up), extra.down)
         if len(keep) < tokens:
             x_HM = x_HM.index_select(1, F.pad(keep, (0, width(len(keep), keep.device) - len(keep))))
         return product(self._head, self._normalise(x_HM, self._norm)).t()[: len(keep)]
@@ -170,6 +241,19 @@ class LeanModel:
         wide = x.float()
         scale = (wide * wide).sum(-2, keepdim=True).mul_(1 / x.shape[-2]).add_(self._eps).rsqrt_()
         return (wide * scale).to(x.dtype).mul_(weight[:, None])
+
+
+def _product(weight: torch.Tensor, x: torch.Tensor, extra: LowRank | None) -> torch.Tensor:
+    y = product(weight, x)
+    if extra is not None:
+        extra.add_to(y, x)
+    return y
+
+
+def _add_product(target: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, extra: LowRank | None) -> None:
+    add_product(target, weight, x)
+    if extra is not None:
+        extra.add_to(target, x)
 
 
 def _rotary_tables(

@@ -2,6 +2,7 @@
 
 Two paths behind one interface: ``hf`` runs the unmodified Hugging Face module of any causal LM; ``lean`` is a fused forward for
 the Llama family. Both are built from the configuration alone; weights arrive as views into a buffer that somebody else fills.
+With adapters both hold the frozen weights themselves, and only the adapters arrive.
 
 Shapes: R sequences, Q new tokens of each, N tokens they may look at, K tokens whose next-token logits are wanted, V vocabulary.
 """
@@ -16,12 +17,14 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
+from corrente.config import Lora
+from corrente.context import DEFAULT_CONTEXT, positions
 from corrente.engine.embedded.kv import KVView
 from corrente.errors import ConfigError
+from corrente.kept import Experts
 from corrente.sync.layout import Layout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DEFAULT_CONTEXT = 4096
 
 
 class ModelPath(Protocol):
@@ -39,6 +42,14 @@ class ModelPath(Protocol):
         self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, mask_R1QN: torch.Tensor, kv: KVView, keep: torch.Tensor
     ) -> torch.Tensor:
         """Next-token logits (K, V) of the tokens at flat indices ``keep`` (K,) of (R, Q). ``mask`` is additive."""
+        ...
+
+    def routing(self) -> tuple[int, int] | None:
+        """Layers and choices of the experts of a token; None where they are not recorded."""
+        ...
+
+    def routed(self) -> Experts:
+        """Experts (R x Q, layers, choices) of the latest forward pass. Only where ``routing`` is not None."""
         ...
 
 
@@ -79,28 +90,44 @@ def unsupported(config: PretrainedConfig) -> str:
 
 
 def context_limit(config: PretrainedConfig, wanted: int) -> int:
-    """Tokens of prompt and completion together. A sliding window bounds it too: within its window every mask is causal."""
-    limit = int(getattr(config, "max_position_embeddings", 0) or DEFAULT_CONTEXT)
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
-        limit = min(limit, int(window))
+    """Tokens of prompt and completion together."""
+    limit = positions(config.get_text_config().to_dict(), windowed=True) or DEFAULT_CONTEXT
     if wanted > limit:
         raise ConfigError(f"engine.max_context: {wanted} given, but the model allows at most {limit}")
     return wanted or min(limit, DEFAULT_CONTEXT)
 
 
-def build(config: PretrainedConfig, *, path: str, dtype: torch.dtype, device: torch.device, context: int) -> ModelPath:
-    """The model path called ``path``; ``auto`` is lean where it applies."""
+def build(
+    config: PretrainedConfig,
+    *,
+    path: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    context: int,
+    source: Path,
+    adapters: Lora | None = None,
+    keep_routing: bool | None = False,
+) -> ModelPath:
+    """The model path called ``path``; ``auto`` is lean where it applies. With ``adapters``, the weights of the model in
+    ``source`` are loaded, and the path's layout holds the adapters alone. ``keep_routing``: record experts; None: where there
+    are any. ConfigError when they are asked for and cannot be recorded."""
     from corrente.engine.embedded import hf, lean
+    from corrente.engine.embedded.adapters import injection, load_frozen
 
-    if path == "hf":
-        return hf.HFModel(config, dtype=dtype, device=device)
-    reason = lean.unsupported(config)
-    if not reason:
-        return lean.LeanModel(config, dtype=dtype, device=device, context=context)
-    if path == "lean":
+    factors = injection().verify(source, adapters) if adapters is not None else None
+    reason = lean.unsupported(config) or (lean.unsupported_adapters(config, factors) if factors is not None else "")
+    if path == "lean" and reason:
         raise ConfigError(f"engine.path: lean does not run this {config.model_type}: {reason}; use auto or hf")
-    return hf.HFModel(config, dtype=dtype, device=device)
+    if path == "hf" or reason:
+        return hf.HFModel(
+            config, dtype=dtype, device=device, source=source, adapters=adapters, keep_routing=keep_routing
+        )
+    if keep_routing:
+        raise ConfigError(f"model.keep_routing = true: {config.model_type} is no mixture of experts; leave it out")
+    if factors is None:
+        return lean.LeanModel(config, dtype=dtype, device=device, context=context)
+    frozen = load_frozen(source, dtype=dtype).state_dict()
+    return lean.LeanModel(config, dtype=dtype, device=device, context=context, frozen=frozen, factors=factors)
 
 
 def shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
@@ -121,10 +148,11 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
 
 
 def end_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
-    """Ids that end a sequence: those of generation_config.json, else of the model's configuration."""
+    """Ids that end a sequence: those of generation_config.json, or, where it has none, of the model's configuration."""
+    value = None
     if (path / "generation_config.json").is_file():
         value = GenerationConfig.from_pretrained(path).eos_token_id
-    else:
+    if value is None:
         value = getattr(config, "eos_token_id", None)
     if value is None:
         return frozenset()

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from corrente.engine.embedded.kv import KVCache, Nodes
 from corrente.engine.embedded.model import ModelPath
+from corrente.kept import Experts, nowhere
 from corrente.tree import Tree, fold
-from corrente.types import Floats, Tokens
+from corrente.types import Scores, Tokens
 
 CHUNK = 1024
 SCORE_CHUNK = 256
@@ -29,17 +30,20 @@ Index = NDArray[np.int64]
 
 
 class Donor(msgspec.Struct, frozen=True):
-    """A live row whose first tokens' keys and values were all computed by the present weights."""
+    """A live row whose first tokens' keys and values were all computed by the present weights, through ``experts``."""
 
     row: int
     tokens: Tokens
+    experts: Experts | None = None
 
 
 class Filled(msgspec.Struct, frozen=True, eq=False):
-    """What a prefill computed: logits after each sequence (S, V) when asked for, and how many tokens went through the model."""
+    """What a prefill computed: logits after each sequence (S, V) when asked for, how many tokens went through the model, and the
+    experts of all tokens of each sequence, known ones included, where the model records any."""
 
     logits_SV: torch.Tensor | None
     computed: int
+    experts: tuple[Experts, ...] | None = None
 
 
 def fill(
@@ -69,28 +73,53 @@ def fill(
     )
     unknown = np.setdiff1d(np.arange(len(tree)), known)
     wanted = np.unique(last_S) if logits else np.empty(0, np.int64)
-    parts = [part for _, part in _passes(model, tree, nodes, unknown, wanted, chunk=CHUNK, dtype=dtype, device=device)]
+    routed = _routed(model, tree, known, rows, donors)
+    passes = _passes(model, tree, nodes, unknown, wanted, chunk=CHUNK, dtype=dtype, device=device, routed=routed)
+    parts = [part for _, part in passes]
     cache.store(first_row, nodes, torch.from_numpy(_padded(tree.paths)).to(device))
     logits_SV = None
     if logits:
         place = torch.from_numpy(np.searchsorted(wanted, last_S)).to(device)
         logits_SV = torch.cat(parts).index_select(0, place)
-    return Filled(logits_SV, len(unknown))
+    experts = None if routed is None else tuple(routed[path] for path in tree.paths)
+    return Filled(logits_SV, len(unknown), experts)
 
 
-def score(model: ModelPath, tokens: Tokens, *, dtype: torch.dtype, device: torch.device) -> Floats:
-    """Log-prob of tokens[1:] at temperature 1, (T-1,), in a cache of its own."""
+def _routed(model: ModelPath, tree: Tree, known: Index, rows: Index, donors: Sequence[Donor]) -> Experts | None:
+    """Room for the experts of every node, with those of known nodes from the rows that give their keys and values."""
+    shape = model.routing()
+    if shape is None:
+        return None
+    routed = nowhere(len(tree), shape)
+    for donor in donors:
+        mine = known[rows == donor.row]
+        if len(mine):
+            assert donor.experts is not None
+            routed[mine] = donor.experts[tree.positions[mine]]
+    return routed
+
+
+def score(
+    model: ModelPath, tokens: Tokens, *, top: int, temperature: float = 1.0, dtype: torch.dtype, device: torch.device
+) -> Scores:
+    """Log-probs of tokens[1:] at ``temperature``, and the ``top`` likeliest at each place, in a cache of its own. Logits exist
+    for one chunk at a time."""
     tree = fold([tokens])
     none = torch.empty(0, dtype=torch.long, device=device)
     nodes = Nodes(KVCache(max_rows=1, max_slots=1), len(tree), known=none, rows=none, slots=none)
-    every = np.arange(len(tokens) - 1)
+    count = max(len(tokens) - 1, 0)
+    every = np.arange(count)
     target = torch.from_numpy(tokens[1:].astype(np.int64)).to(device)
-    out = []
+    logprobs, top_ids = np.empty(count, np.float32), np.empty((count, top), np.int32)
+    top_logprobs = np.empty((count, top), np.float32)
     for at, logits in _passes(model, tree, nodes, every, every, chunk=SCORE_CHUNK, dtype=dtype, device=device):
-        wide = logits.float()
-        picked = wide.gather(1, target[torch.from_numpy(at).to(device)][:, None])[:, 0]
-        out.append((picked - torch.logsumexp(wide, -1)).cpu().numpy())
-    return np.concatenate(out) if out else np.empty(0, np.float32)
+        wide = logits.float() / temperature
+        total = torch.logsumexp(wide, -1, keepdim=True)
+        logprobs[at] = (wide.gather(1, target[torch.from_numpy(at).to(device)][:, None]) - total)[:, 0].cpu().numpy()
+        if top:
+            values, ids = wide.topk(top, -1)
+            top_ids[at], top_logprobs[at] = ids.cpu().numpy(), (values - total).cpu().numpy()
+    return Scores(logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
 
 
 def _passes(
@@ -103,8 +132,10 @@ def _passes(
     chunk: int,
     dtype: torch.dtype,
     device: torch.device,
+    routed: Experts | None = None,
 ) -> Iterator[tuple[Index, torch.Tensor]]:
-    """Run the nodes ``todo`` through the model; yield (nodes, their logits) for those that are wanted."""
+    """Run the nodes ``todo`` through the model; yield (nodes, their logits) for those that are wanted. ``routed`` takes their
+    experts."""
     for start in range(0, len(todo), chunk):
         at_Q = todo[start : start + chunk]
         visible = int(at_Q[-1]) + 1
@@ -120,6 +151,8 @@ def _passes(
             nodes,
             torch.from_numpy(keep if len(keep) else np.zeros(1, np.int64)).to(device),
         )
+        if routed is not None:
+            routed[at_Q] = model.routed()
         if len(keep):
             yield at_Q[keep], logits
 

@@ -7,7 +7,26 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from corrente.errors import ConfigError
+from corrente.sync.base import Update
 from corrente.sync.layout import Layout
+
+
+class Weights:
+    """One version in use: what was announced, and its tensors, which are views into a buffer. Two of these are the same
+    weights only if they are the same object: a version may be made twice, from different bytes."""
+
+    __slots__ = ("tensors", "update")
+
+    def __init__(self, update: Update, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.update, self.tensors = update, tensors
+
+    @property
+    def version(self) -> int:
+        return self.update.version
+
+    @property
+    def slot(self) -> int:
+        return self.update.slot
 
 
 class Buffers:

@@ -33,6 +33,15 @@ class Accumulator:
             return
         self._values[name] = self._combine(name, value, weight, how)
 
+    def merge(self, other: Accumulator) -> None:
+        """Add what another recorded, of the same step elsewhere. ValueError where the two disagree on a reduction."""
+        for name, value in other._values.items():
+            self.record(name, value, how=other._reductions[name], weight=other._weights[name])
+
+    def reductions(self) -> dict[str, Reduction]:
+        """How each name was declared."""
+        return dict(self._reductions)
+
     def value(self, name: str) -> float | None:
         """The reduced value; None when nothing was recorded."""
         return self._values.get(name)

@@ -1,0 +1,38 @@
+"""Objectives and corrections that corrections.py and toy_corrections.py compare, as keys of a config."""
+
+from __future__ import annotations
+
+UNBOUND = ["algo.delta=none", "algo.epsilon=0.99", "algo.epsilon_high=1e6"]
+VARIANTS: dict[str, list[str]] = {
+    "reinforce": ["algo.loss=reinforce"],
+    "reinforce, untruncated weight": ["algo.loss=reinforce", "staleness.correct=tis", "staleness.correct_cap=1e6"],
+    "reinforce, tis 2": ["algo.loss=reinforce", "staleness.correct=tis"],
+    "reinforce, sequence tis 2": ["algo.loss=reinforce", "staleness.correct=tis", "staleness.correct_level=sequence"],
+    "reinforce, mis 2": ["algo.loss=reinforce", "staleness.correct=mis"],
+    "no clip": UNBOUND,
+    "clip": ["algo.delta=none"],
+    "clip, dual": [],
+    "clip, opsm": ["staleness.off_policy_mask_threshold=0.5"],
+    "decoupled, tis 2": ["algo.proximal=recompute", "staleness.correct=tis"],
+    "decoupled, icepop": [
+        "algo.proximal=recompute",
+        "staleness.correct=icepop",
+        "staleness.correct_floor=0.5",
+        "staleness.correct_cap=5.0",
+    ],
+    "decoupled, interpolated": ["algo.proximal=interpolate", "staleness.correct=tis"],
+    "geometric band, tis 2": ["staleness.band=geometric", "staleness.band_low=0.5", "staleness.correct=tis"],
+    "cispo 5": ["algo.loss=cispo", "algo.epsilon_high=5.0"],
+    "gspo": ["algo.loss=gspo", "algo.epsilon=3e-4", "algo.epsilon_high=4e-4"],
+    "gmpo": ["algo.loss=gmpo", "algo.epsilon=0.33", "algo.epsilon_high=0.49"],
+    "sapo": ["algo.loss=sapo"],
+    "topr": ["algo.loss=topr"],
+    "kimi_k15": ["algo.loss=kimi_k15"],
+    "dppo_tv": ["algo.loss=dppo_tv"],
+    "dppo_kl": ["algo.loss=dppo_kl", "algo.mask_low=0.05", "algo.mask_high=0.05"],
+    "ipo": ["algo.loss=ipo"],
+}
+
+CORE = ("reinforce", "reinforce, untruncated weight", "reinforce, tis 2", "clip", "clip, dual", "decoupled, tis 2")
+CORE += ("decoupled, icepop", "dppo_tv", "ipo")
+"""What is run unless --variants says otherwise: each way to bound a weight once, and two without a bound."""

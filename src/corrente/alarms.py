@@ -1,0 +1,101 @@
+"""Watches what a step reports of its samples, and says so when it leaves its band.
+
+Three bands, of three different faults (``alarm`` in the config, and docs/explanation/staleness.md):
+
+    ratio/ess                          at least ess_min        the policy has moved away from its samples
+    mismatch_clean/logprob_gap_mean    at most mismatch_max    engine and learner disagree about the same weights
+    mismatch_mixed/logprob_gap_mean    at most mismatch_max    the same, where older weights sampled what stands before
+
+The last says nothing new while the one before it is out of its band, and is not judged then. Each is told once when it leaves its
+band, and once when it is back: inside by a tenth, so that a number at the edge does not ring at every step. A number that is
+not there, because no token of the step tells, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from corrente.config import Alarm
+from corrente.errors import AlarmError
+from corrente.observe.base import Sink
+
+MARGIN = 0.1
+"""How far inside its band a number must be to count as back: this part of the way from the edge to where it should be."""
+
+
+CLEAN, MIXED = "mismatch_clean/logprob_gap_mean", "mismatch_mixed/logprob_gap_mean"
+
+
+class Band(msgspec.Struct, frozen=True, kw_only=True):
+    """``metric`` should be ``ideal`` and may go as far as ``edge``, the value of ``key``. Not judged while ``behind`` is left."""
+
+    metric: str
+    key: str
+    edge: float
+    ideal: float
+    causes: str
+    behind: str = ""
+
+    def outside(self, value: float) -> bool:
+        """Whether the value is past the edge; what is no number is."""
+        return not abs(value - self.ideal) <= abs(self.edge - self.ideal)
+
+    def back(self, value: float) -> bool:
+        """Whether it is inside by the margin."""
+        return abs(value - self.ideal) <= (1 - MARGIN) * abs(self.edge - self.ideal)
+
+
+def bands(alarm: Alarm) -> list[Band]:
+    """Those that are not switched off."""
+    out: list[Band] = []
+    if alarm.ess_min > 0:
+        causes = (
+            "the policy has moved far from its samples; lower learner.lr or staleness.max, or, where "
+            "mismatch/logprob_gap_mean is high as well, look there first"
+        )
+        out.append(Band(metric="ratio/ess", key="alarm.ess_min", edge=alarm.ess_min, ideal=1.0, causes=causes))
+    if alarm.mismatch_max > 0:
+        of = {"key": "alarm.mismatch_max", "edge": alarm.mismatch_max, "ideal": 0.0}
+        wrong = (
+            "the engine does not hold the learner's weights (another model, a publish that lost something), or computes "
+            "in coarser numbers (model.dtype, quantisation)"
+        )
+        stale = "keys and values of older weights; inflight.kind = recompute or resume rebuilds them"
+        out.append(Band(metric=CLEAN, causes=wrong, **of))
+        out.append(Band(metric=MIXED, causes=stale, behind=CLEAN, **of))
+    return out
+
+
+class Alarms:
+    """The bands of a run, and which of them are left."""
+
+    def __init__(self, alarm: Alarm, sink: Sink) -> None:
+        self._bands = bands(alarm)
+        self._stops = alarm.action == "stop"
+        self._sink = sink
+        self._left: set[str] = set()
+        self._failure: AlarmError | None = None
+
+    def look(self, step: int, values: Mapping[str, float], *, may_stop: bool) -> None:
+        """Judge what ``step`` reports. With ``action`` stop, AlarmError for this step or an earlier one, once ``may_stop``."""
+        for band in self._bands:
+            value = values.get(band.metric)
+            if value is None or band.behind in self._left:
+                continue
+            if band.metric not in self._left and band.outside(value):
+                self._left.add(band.metric)
+                self._rang(step, value, band)
+            elif band.metric in self._left and band.back(value):
+                self._left.discard(band.metric)
+                self._sink.event("info", f"step {step}: {band.metric} = {value:.3g} is back in its band")
+        if self._failure is not None and may_stop:
+            raise self._failure
+
+    def _rang(self, step: int, value: float, band: Band) -> None:
+        side = "below" if band.edge < band.ideal else "above"
+        text = f"step {step}: {band.metric} = {value:.3g} is {side} {band.key} = {band.edge:g}. Likely causes: {band.causes}"
+        self._sink.event("warning", text)
+        if self._stops and self._failure is None:
+            self._failure = AlarmError(text)

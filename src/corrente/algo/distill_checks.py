@@ -1,0 +1,101 @@
+"""Combinations of teachers, losses and sampling that cannot work; refused before a model is loaded. No torch."""
+
+from __future__ import annotations
+
+from corrente import scoring as s
+from corrente.algo.traits import TRAITS
+from corrente.config import Distill, Embedded, RunConfig
+from corrente.errors import ConfigError
+
+FOLLOWED = ("inproc", "shm", "disk", "http")
+"""Transports over which a version can be had again, whole, by one who comes late, at no cost for the others. A collective would
+have to form another group for each version, and another for the next."""
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError, naming the key, its value and what is allowed."""
+    _own(config)
+    if config.distill.loss == "none":
+        _unused(config.distill)
+        return
+    _teachers(config)
+    _rewards(config)
+    _sampling(config)
+    if config.distill.loss in ("k1", "k3") and not TRAITS[config.algo.loss].ratio:
+        raise ConfigError(
+            f'distill.loss = "{config.distill.loss}": it is weighed by the ratio of the policy objective, and algo.loss = '
+            f'"{config.algo.loss}" has none; it must be "advantage", "k2" or "jsd" there'
+        )
+    if config.distill.loss != "jsd" and config.distill.beta != Distill().beta:
+        raise ConfigError(
+            f'distill.beta = {config.distill.beta:g}: distill.loss = "{config.distill.loss}" does not use it; it is for "jsd"'
+        )
+
+
+def _unused(distill: Distill) -> None:
+    for key in ("weight", "reward_weight", "beta"):
+        if getattr(distill, key) != getattr(Distill(), key):
+            raise ConfigError(
+                f'distill.{key} = {getattr(distill, key):g}: distill.loss = "none" learns nothing from teachers; set it to '
+                f'"advantage", "k1", "k2", "k3" or "jsd"'
+            )
+
+
+def _teachers(config: RunConfig) -> None:
+    teachers = [(at, scorer) for at, scorer in enumerate(config.reward.scorers) if isinstance(scorer, s.Teaching)]
+    if not teachers:
+        raise ConfigError(
+            f'distill.loss = "{config.distill.loss}": there is no teacher; add a [[reward.scorers]] table of kind "teacher", '
+            f'"teacher_server" or "self_teacher"'
+        )
+    for at, teacher in teachers:
+        if config.distill.loss == "jsd" and not teacher.top:
+            raise ConfigError(
+                f'reward.scorers[{at}].top = 0: distill.loss = "jsd" is made of the teacher\'s likeliest tokens; it must be at '
+                f"least 1 (say 16)"
+            )
+        if isinstance(teacher, s.ServedTeacherScorer) and config.sampling.temperature != 1:
+            raise ConfigError(
+                f"sampling.temperature = {config.sampling.temperature:g}: reward.scorers[{at}] is a server, whose log-probs are "
+                f"untempered; it must be 1"
+            )
+
+
+def _rewards(config: RunConfig) -> None:
+    distill, reward = config.distill, config.reward
+    rewarding = reward.functions or not all(isinstance(scorer, s.Teaching) for scorer in reward.scorers)
+    if distill.reward_weight and not rewarding:
+        raise ConfigError(
+            f"distill.reward_weight = {distill.reward_weight:g}: nothing gives a reward; it must be 0, or reward.functions given"
+        )
+
+
+def _sampling(config: RunConfig) -> None:
+    sampling = config.sampling
+    for key, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+        if getattr(sampling, key) != off:
+            raise ConfigError(
+                f'sampling.{key} = {getattr(sampling, key)}: distill.loss = "{config.distill.loss}" compares policy and teacher '
+                f"over all tokens, of which sampling would leave some out; it must be {off}"
+            )
+
+
+def _own(config: RunConfig) -> None:
+    """The policy as its own teacher: one engine of ours that follows the run."""
+    mine = [at for at, scorer in enumerate(config.reward.scorers) if isinstance(scorer, s.SelfTeacherScorer)]
+    if len(mine) > 1:
+        raise ConfigError(
+            f'reward.scorers[{mine[1]}].kind = "self_teacher": there is one already; a run has at most one'
+        )
+    if mine and not isinstance(config.engine, Embedded):
+        kind = type(config.engine).__struct_config__.tag
+        raise ConfigError(
+            f'reward.scorers[{mine[0]}].kind = "self_teacher": it takes the weights as the embedded engine does, and '
+            f'engine.kind = "{kind}"; it must be "embedded"'
+        )
+    transport = str(type(config.sync).__struct_config__.tag)
+    if mine and transport not in FOLLOWED:
+        raise ConfigError(
+            f'reward.scorers[{mine[0]}].kind = "self_teacher": it is brought each version after the engines have it, and '
+            f'sync.kind = "{transport}"; it must be one of {", ".join(FOLLOWED)}'
+        )

@@ -1,0 +1,30 @@
+"""Kimi's objectives: regress a sequence's log-ratio on its advantage. Shapes: K trained tokens, flat; T tokens of a row.
+
+    L = sum_t log pi(y_t) - log p(y_t) over the row
+    kimi_k15   J_row = A L - tau / 2 * L^2                k1.5: arXiv:2501.12599, equation 3, the surrogate it differentiates
+    kimi_k2    J_row = -(A - tau L)^2                     K2: arXiv:2507.20534, section 3.2.2
+
+Both are largest at L = A / tau, which is the optimum of the reward regularised by tau KL(pi || p): J_k2 = 2 tau J_k15 - A^2, so
+their gradients differ by the factor 2 tau alone. Nothing is weighed by a ratio: an old sample does not lose influence, it is
+held near p by the square, the more the further off it is, for L has no bound. ``tau`` 0.1. Each token is given J_row / T, A
+being its own advantage; they sum to J_row.
+Degenerate cases: at L = 0, k15 is REINFORCE; tokens without advantage are still pulled towards p.
+"""
+
+from __future__ import annotations
+
+from corrente.algo.policy import Seen, Value, uncut
+from corrente.config import Algo
+
+
+def kimi_k15(seen: Seen, algo: Algo) -> Value:
+    """Policy gradient with a squared penalty."""
+    log_K = seen.rows.sum(seen.apart_K)
+    gain_K = seen.advantages_K * seen.apart_K
+    return uncut(gain_K - algo.tau / 2 * log_K.square() / seen.rows.length_K)
+
+
+def kimi_k2(seen: Seen, algo: Algo) -> Value:
+    """Squared error."""
+    log_K = seen.rows.sum(seen.apart_K)
+    return uncut(-(seen.advantages_K - algo.tau * log_K).square() / seen.rows.length_K)

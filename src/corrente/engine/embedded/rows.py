@@ -1,0 +1,82 @@
+"""Which live sequence is in which row of the cache, and which weights each of them samples from.
+
+Sequences that sample from the same weights lie next to one another, older weights first, so that a step is one forward pass over
+a slice of the cache for each version in use: one, or two while sequences finish under the weights they began with. New
+sequences use the newest weights and go to the end, which keeps that order; so does whoever leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from corrente.engine.embedded.kv import KVCache
+from corrente.engine.embedded.sequence import Live
+from corrente.engine.embedded.weights import Weights
+
+
+class Segment(NamedTuple):
+    """Rows [first, stop) sample from ``weights``."""
+
+    weights: Weights
+    first: int
+    stop: int
+
+
+class LiveRows:
+    """Live sequences by row; row r of the cache holds the keys and values of the r-th."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._rows: list[Live] = []
+        self._segments: list[Segment] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(self._rows)
+
+    def __getitem__(self, rows: slice) -> list[Live]:
+        return self._rows[rows]
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """Oldest weights first; they partition the rows."""
+        return self._segments
+
+    def append(self, new: Sequence[Live], weights: Weights) -> None:
+        """Sequences whose keys and values are in the next rows already, all computed by ``weights``, the newest."""
+        for live in new:
+            live.kv = weights
+        first, stop = len(self._rows), len(self._rows) + len(new)
+        if self._segments and self._segments[-1].weights is weights:
+            first = self._segments.pop().first
+        self._segments.append(Segment(weights, first, stop))
+        self._rows.extend(new)
+
+    def move_to(self, weights: Weights, *, rebuilt: bool) -> None:
+        """All sequences sample from ``weights`` from now on, over keys and values that are rebuilt by them, or mixed."""
+        for live in self._rows:
+            live.kv = weights if rebuilt else None
+        self._segments = [Segment(weights, 0, len(self._rows))] if self._rows else []
+
+    def remove(self, rows: Collection[int]) -> None:
+        """Close the gaps: the last sequence of a segment takes the place of one that left, and leaves its own to the next
+        segment. Two copies of one row's keys and values at most, for each that left."""
+        for row in sorted(rows, reverse=True):
+            hole, kept = row, list[Segment]()
+            for segment in self._segments:
+                if segment.stop <= row:
+                    kept.append(segment)
+                    continue
+                last = segment.stop - 1
+                if last != hole:
+                    self._rows[hole] = self._rows[last]
+                    self._cache.move(last, hole, self._rows[hole].length - 1)
+                hole = last
+                first = segment.first if segment.first <= row else segment.first - 1
+                if first < last:
+                    kept.append(Segment(segment.weights, first, last))
+            self._segments = kept
+            self._rows.pop()

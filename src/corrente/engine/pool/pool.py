@@ -1,0 +1,266 @@
+"""Several replicas behind one Engine and one Receiver.
+
+A request goes to the replica that ``routing`` names, among those that hold the current weights; while there is none, it waits,
+and its own deadline is the bound. A replica that dies, leaves or misses an update loses its requests to the others: those of
+one that is alive take along what they have and go on from there (``Request.after``); of one that is dead only what ``partials``
+last saw is left, and the rest is sampled again. Either way every token is labelled with the version that sampled it.
+
+Draws depend on a request's seed and the position, not on the replica (engines that draw otherwise have to mix in what tells
+replicas apart), so which replica a request went to decides nothing but the time it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from corrente.engine.base import EngineStats
+from corrente.engine.pool.keeping import CatchUp, Keeper
+from corrente.engine.pool.publication import Publication
+from corrente.engine.pool.roster import Call, Member, Roster
+from corrente.engine.pool.routing import Router
+from corrente.errors import GenerationError, RolloutError, WorkerDied
+from corrente.runtime.base import Launcher, Replica, Tell, untold
+from corrente.sync.base import ApplyMode, Offer, Update
+from corrente.types import Completion, Request, Scores, Tokens
+
+MOST_DEATHS = 3
+"""Replicas that may die under one request before it is held to be the cause, and fails."""
+ANSWER_S = 2.0
+"""How long counters and partials of one replica are waited for."""
+
+
+class Pool:
+    """Implements Engine and Receiver. Whoever opens it runs ``run`` as a task, and tells it how to ``catch_up`` (Sync.catch_up)
+    before the first weights are published.
+
+    ``restarts``: replacements of dead replicas in all. ``rows``: requests one replica serves at once. ``slack``: see routing.
+    ``deadline_s``: of one replica's part in a publication.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        restarts: int = 3,
+        rows: int = 64,
+        slack: int = 8,
+        deadline_s: float = math.inf,
+        tell: Tell = untold,
+    ) -> None:
+        self._launcher = launcher
+        self._roster = Roster()
+        self._router = Router(slack=slack, rows=rows)
+        self._publication = Publication(self._roster, deadline_s=deadline_s, tell=tell)
+        self._keeper = Keeper(
+            self._roster, self._publication, launcher=launcher, restarts=restarts, deadline_s=deadline_s, tell=tell
+        )
+        self._busy_s = self._counted_s = 0.0
+
+    # ---- life
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keep the replicas; started when all of them have. Never returns: WorkerDied once no replica is left."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                async with anyio.create_task_group() as starting:
+                    for index in range(self._launcher.replicas):
+                        starting.start_soon(tasks.start, self._keeper.keep, index)
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            self._roster.end(WorkerDied("the engines were stopped"))
+
+    def catch_up_by(self, catch_up: CatchUp) -> None:
+        """How a replica that is late gets the live version: Sync.catch_up."""
+        self._keeper.catch_up = catch_up
+
+    async def adopt(self, joining: AbstractAsyncContextManager[Replica]) -> None:
+        """Have a replica that came by itself in the pool until it leaves or dies."""
+        await self._keeper.adopt(joining)
+
+    def states(self) -> dict[str, str]:
+        """Replicas by name, and where each is in its life."""
+        return {member.name: member.health.state.name for member in self._roster.members.values()}
+
+    # ---- Engine
+
+    async def generate(self, request: Request) -> Completion:
+        call = Call(request)
+        self._roster.calls.add(call)
+        try:
+            while True:
+                member = await self._assigned(call)
+                if member is None:
+                    return _nothing_more(call)
+                done = await self._ask(member, call)
+                if done is not None:
+                    return done
+        finally:
+            self._roster.calls.discard(call)
+
+    async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
+        deaths = 0
+        while True:
+            member = await self._least_loaded()
+            try:
+                return await member.engine.score(tokens, top=top)
+            except WorkerDied as death:
+                member.give_up(death)
+                deaths += 1
+                if deaths == MOST_DEATHS:
+                    raise GenerationError(f"{deaths} replicas died of this score; the last: {death}") from death
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        named = set(ids)
+        found = [call for call in self._roster.calls if call.request.id in named]
+        for call in found:
+            call.aborted = True
+        self._roster.bell.ring()
+        await self._on_members(found, lambda member, theirs: member.engine.abort(theirs))
+
+    async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]:
+        named = set(ids)
+        found = [call for call in self._roster.calls if call.request.id in named]
+
+        async def look(member: Member, theirs: Sequence[str]) -> None:
+            calls = {call.request.id: (call, call.written) for call in found if call.member is member}
+            for name, part in (await member.engine.partials(theirs)).items():
+                call, written = calls[name]
+                if call.written is written:
+                    call.known = call.whole(part)
+
+        with anyio.move_on_after(ANSWER_S):
+            await self._on_members(found, look)
+        return {
+            call.request.id: msgspec.structs.replace(known, finish_reason="abort")
+            for call in found
+            if call in self._roster.calls and (known := call.known or call.written) is not None
+        }
+
+    async def stats(self) -> EngineStats:
+        """Sums over the replicas; ``busy_s`` is their mean, so that it grows by at most a second a second."""
+        if self._roster.over is not None:
+            raise WorkerDied(str(self._roster.over))
+        members = list(self._roster.members.values())
+
+        async def look(member: Member) -> None:
+            with anyio.move_on_after(ANSWER_S):
+                try:
+                    member.stats = await member.engine.stats()
+                except WorkerDied as death:
+                    member.give_up(death)
+
+        async with anyio.create_task_group() as tasks:
+            for member in members:
+                tasks.start_soon(look, member)
+        total = self._roster.totals()
+        ready = self._roster.ready()
+        self._busy_s += max(0.0, total.busy_s - self._counted_s) / max(len(members), 1)
+        self._counted_s = total.busy_s
+        homeless = sum(call.member is None for call in self._roster.calls)
+        return EngineStats(
+            version=-1 if self._roster.version is None else self._roster.version,
+            running=sum(m.stats.running for m in self._roster.members.values()),
+            waiting=sum(m.stats.waiting for m in self._roster.members.values()) + homeless,
+            prefill_tokens=total.prefill_tokens,
+            decode_tokens=total.decode_tokens,
+            busy_s=self._busy_s,
+            ready=len(ready),
+        )
+
+    # ---- Receiver
+
+    def members(self) -> int:
+        return self._publication.members()
+
+    async def reserve(self, slot: int) -> None:
+        await self._publication.reserve(slot)
+
+    async def receive(self, offer: Offer) -> None:
+        await self._publication.receive(offer)
+
+    async def apply(self, update: Update, mode: ApplyMode) -> float:
+        return await self._publication.apply(update, mode)
+
+    # ---- one request
+
+    async def _assigned(self, call: Call) -> Member | None:
+        """The replica to ask, as soon as one is ready; None when the call was aborted first."""
+        roster = self._roster
+        await roster.bell.until(lambda: call.aborted or bool(roster.ready()) or roster.over is not None)
+        if call.aborted:
+            return None
+        ready = {member.name: member for member in roster.ready()}
+        if not ready:
+            assert roster.over is not None
+            raise WorkerDied(str(roster.over))
+        return ready[self._router.route(call.request.group, {name: len(m.calls) for name, m in ready.items()})]
+
+    async def _ask(self, member: Member, call: Call) -> Completion | None:
+        """What the request came to on ``member``; None when it has to go on elsewhere."""
+        call.member, call.moving, call.scope = member, False, anyio.CancelScope()
+        member.calls.add(call)
+        self._router.joined(call.request.group, member.name)
+        part: Completion | None = None
+        try:
+            with call.scope:
+                part = await member.engine.generate(call.rest())
+        except WorkerDied as death:
+            member.give_up(death)
+            call.deaths += 1
+            if call.deaths == MOST_DEATHS:
+                text = f"request {call.request.id}: {MOST_DEATHS} replicas died while they served it; the last: {death}"
+                raise GenerationError(text) from death
+        finally:
+            call.member = None
+            member.calls.discard(call)
+            self._router.left(call.request.group)
+            self._roster.bell.ring()
+        if part is None:
+            call.written = call.known or call.written
+            return None
+        done = call.whole(part)
+        if part.finish_reason == "abort" and call.moving and not call.aborted:
+            call.written = call.known = done
+            return None
+        return done
+
+    async def _least_loaded(self) -> Member:
+        roster = self._roster
+        await roster.bell.until(lambda: bool(roster.ready()) or roster.over is not None)
+        if roster.over is not None:
+            raise WorkerDied(str(roster.over))
+        return min(roster.ready(), key=lambda member: len(member.calls))
+
+    async def _on_members(self, calls: Sequence[Call], ask: Callable[[Member, Sequence[str]], Awaitable[None]]) -> None:
+        """Ask every replica about its own of these calls, at once. What is dead has nothing to say; of those that refuse, the
+        first is raised once all were asked."""
+        failures: list[RolloutError] = []
+
+        async def one(member: Member) -> None:
+            try:
+                await ask(member, [call.request.id for call in calls if call.member is member])
+            except WorkerDied as death:
+                member.give_up(death)
+            except RolloutError as error:
+                failures.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for member in {call.member for call in calls if call.member is not None}:
+                tasks.start_soon(one, member)
+        if failures:
+            raise failures[0]
+
+
+def _nothing_more(call: Call) -> Completion:
+    """A request that was aborted while no replica served it: what was written before."""
+    if call.written is not None:
+        return msgspec.structs.replace(call.written, finish_reason="abort")
+    prompt = call.request.tokens
+    return Completion(tokens=prompt[:0], logprobs=prompt[:0].astype("float32"), spans=(), finish_reason="abort")

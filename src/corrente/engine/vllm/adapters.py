@@ -1,0 +1,141 @@
+"""A vLLM server that keeps its weights and is given adapters: one per version, under a name that never means anything else.
+
+What arrives in a slot, by whichever transport, becomes a peft directory, and the server loads that beside its requests. A flip
+is a change of the name that new requests ask for: it pauses nothing, and live requests finish under the adapter they began with,
+as ``snapshot`` promises. ``swap`` and ``recompute`` are therefore refused while there are any; who drains, waits for the batch or
+resumes has none.
+
+A version in use is not given up: ``reserve`` waits for the last request that names it, and only then has the server unload it
+and removes its files, which the server may still read.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+
+from corrente.adapters.base import Factor
+from corrente.config import Lora
+from corrente.engine.vllm.client import ServerError
+from corrente.engine.vllm.engine import POLL_S, Live, VllmEngine
+from corrente.errors import GenerationError, SyncError
+from corrente.sync.base import ApplyMode, Offer, Update
+from corrente.sync.layout import Layout, Slab, arrange
+from corrente.types import Span
+
+DIRECTORY = "corrente.adapters.directory"
+SLOTS = "corrente.engine.vllm.slots"
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """An adapter that the server has."""
+
+    version: int
+    name: str
+    path: Path
+
+
+class AdapterEngine(VllmEngine):
+    """Only adapters are shipped. ``root`` is a folder that the server can read; peft directories come and go in it."""
+
+    def __init__(self, *args: Any, settings: Lora, source: Path, root: Path, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._settings, self._source, self._root = settings, source, root
+        self._exporter: Any = None
+        self._slots: Any = None
+        self._layout = Layout(())
+        self._receiving = anyio.Lock()
+        self._loaded: dict[int, Loaded] = {}
+        self._count = 0
+
+    async def open(self) -> Layout:
+        """See VllmEngine.open. The layout is that of the adapters. ConfigError when the model has no such layers."""
+        await self.look()
+        await anyio.to_thread.run_sync(self._prepare)
+        return self._layout
+
+    def _prepare(self) -> None:
+        self._exporter = import_module(DIRECTORY).Exporter(self._settings, source=self._source)
+        factors: Mapping[str, Factor] = self._exporter.factors
+        self._layout = arrange(
+            [
+                Slab(name=name, shape=factor.shape, dtype="float32", offset=0, sources=(name,))
+                for name, factor in factors.items()
+            ]
+        )
+        self._slots = import_module(SLOTS).Slots(self._layout)
+
+    def model(self, update: Update | None) -> str:
+        """The adapter's name."""
+        assert update is not None
+        return self._loaded[update.slot].name
+
+    def spans(self, live: Live, labels: Sequence[Mapping[str, Any]]) -> list[Span]:
+        """One version from first to last; the server's labels are of its weights, which do not change."""
+        assert live.update is not None
+        return [Span(live.update.version, 0, len(live.tokens))] if live.tokens else []
+
+    async def reserve(self, slot: int) -> None:
+        """See Receiver.reserve."""
+        if self._update is not None and slot == self._update.slot:
+            raise SyncError(f"slot {slot} holds version {self._update.version}, which is in use")
+        self._slots.stop()
+        while any(live.update is not None and live.update.slot == slot for live in self._live.values()):
+            await anyio.sleep(POLL_S)
+        async with self._receiving:
+            await self._unload(slot)
+
+    async def receive(self, offer: Offer) -> None:
+        """See Receiver.receive: fetched, written, and loaded by the server."""
+        async with self._receiving:
+            path = await anyio.to_thread.run_sync(self._write, offer)
+            try:
+                await self._call("/v1/load_lora_adapter", {"lora_name": path.name, "lora_path": str(path)})
+            except BaseException:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
+            self._loaded[offer.slot] = Loaded(offer.version, path.name, path)
+
+    async def apply(self, update: Update, mode: ApplyMode) -> float:
+        """See Receiver.apply. Nothing pauses."""
+        await anyio.lowlevel.checkpoint()
+        loaded = self._loaded.get(update.slot)
+        if loaded is None or loaded.version != update.version:
+            raise SyncError(f"version {update.version} is not in slot {update.slot}")
+        if mode != "snapshot" and self._live:
+            raise SyncError(
+                f"{len(self._live)} requests are live, and vLLM lets them finish under the adapter they began with; "
+                "inflight.kind snapshot, drain, barrier or resume is needed"
+            )
+        self._update = update
+        return 0.0
+
+    def _write(self, offer: Offer) -> Path:
+        buffer = self._slots.receive(offer)
+        tensors = import_module(SLOTS).views(self._layout, buffer)
+        self._count += 1
+        run = f"{self._mark}-{self._count}"
+        return self._exporter.write(self._root, tensors, run=run, version=offer.version)
+
+    async def _unload(self, slot: int) -> None:
+        loaded = self._loaded.pop(slot, None)
+        if loaded is None:
+            return
+        try:
+            await self._call("/v1/unload_lora_adapter", {"lora_name": loaded.name})
+        finally:
+            await anyio.to_thread.run_sync(lambda: shutil.rmtree(loaded.path, ignore_errors=True))
+
+    async def _call(self, path: str, body: dict[str, Any]) -> None:
+        try:
+            await self._client.post(path, body)
+        except (ServerError, GenerationError) as error:
+            raise SyncError(f"{self._client.url}: {error}") from error

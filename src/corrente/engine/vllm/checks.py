@@ -1,0 +1,121 @@
+"""What goes with engine.kind = "vllm" and what does not; refused before a model is loaded. Starts nothing."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from socket import gethostname
+from urllib.parse import urlsplit
+
+from corrente.config import (
+    Barrier,
+    Collective,
+    Drain,
+    Http,
+    Inline,
+    Lora,
+    Resume,
+    RunConfig,
+    Shm,
+    Snapshot,
+    Vllm,
+    VllmNccl,
+)
+from corrente.engine.vllm import environment
+from corrente.errors import ConfigError
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError, naming the key, its value and what is allowed."""
+    section = config.engine
+    if not isinstance(section, Vllm):
+        return
+    if isinstance(config.runtime, Inline):
+        raise ConfigError('engine.kind = "vllm": a server is a process of its own; it needs runtime.kind = "procs"')
+    _check_inflight(config)
+    if not section.urls:
+        _check_kept(config, on_cpu=environment.find(section.python).on_cpu)
+        return
+    _check_kept(config, on_cpu=False)
+    if section.python or section.args:
+        key = "python" if section.python else "args"
+        raise ConfigError(f"engine.{key} is for servers that are launched; with engine.urls it must be left out")
+    if config.pool.replicas not in (1, len(section.urls)):
+        raise ConfigError(
+            f"pool.replicas = {config.pool.replicas}: each of engine.urls is a replica; leave it out, or say {len(section.urls)}"
+        )
+    for url in section.urls:
+        _check_url(url, config)
+
+
+def _check_kept(config: RunConfig, *, on_cpu: bool) -> None:
+    """vLLM says what it kept, and which experts it chose, on accelerators only, and kept sets only where top_k bounds them."""
+    if config.model.keep_routing and on_cpu:
+        raise ConfigError(
+            'model.keep_routing = true: vLLM says no experts on a CPU; leave it out, or engine.kind "embedded"'
+        )
+    if not environment.keeps_sets(config):
+        return
+    other = 'sampling.keep_support = false with staleness.correct, or engine.kind "embedded"'
+    if on_cpu:
+        raise ConfigError(
+            f"sampling.keep_support = true: vLLM does not say on a CPU what it kept for a draw; use {other}"
+        )
+    if config.sampling.top_k == 0:
+        raise ConfigError(
+            f"sampling.top_k = 0: vLLM says what it kept for a draw only where top_k bounds it; give it (say 1000), or {other}"
+        )
+    warm = config.eval.temperature if config.eval.temperature is not None else float(config.eval.samples > 1)
+    if config.eval.every and warm and not config.eval.top_k:
+        raise ConfigError(
+            "eval.top_k = 0: a vLLM server that says what it kept samples with a top_k, of held-out prompts too; give it, or "
+            f"eval.temperature = 0 with eval.samples = 1, or {other}"
+        )
+
+
+def _check_inflight(config: RunConfig) -> None:
+    """A server has one set of weights, which every request samples from, but each request its own adapter, to its end."""
+    kind = config.inflight.__struct_config__.tag
+    if not isinstance(config.adapters, Lora):
+        if isinstance(config.inflight, Snapshot):
+            raise ConfigError(
+                'inflight.kind = "snapshot": vLLM samples all requests from one set of weights; with engine.kind = "vllm" '
+                "swap, recompute, resume, drain, barrier or cancel is allowed"
+            )
+        return
+    if config.adapters.target_parameters:
+        raise ConfigError(
+            f"adapters.target_parameters = {list(config.adapters.target_parameters)}: vLLM adapts layers only; leave it out, "
+            'or adapters.kind = "lora_merged"'
+        )
+    if not isinstance(config.inflight, Snapshot | Drain | Barrier | Resume):
+        raise ConfigError(
+            f'inflight.kind = "{kind}": with adapters.kind = "lora" vLLM lets a request finish under the adapter it began with; '
+            'snapshot, drain, barrier or resume is allowed, or adapters.kind = "lora_merged"'
+        )
+
+
+def _check_url(url: str, config: RunConfig) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f'engine.urls: {url!r} given; "http://host:port" or "https://host:port" is allowed')
+    if _is_here(parts.hostname):
+        return
+    if isinstance(config.sync, Shm):
+        raise ConfigError(
+            f'sync.kind = "shm": {url} is another host, without memory of the learner; disk, http or collective is allowed'
+        )
+    if isinstance(config.sync, Http | Collective | VllmNccl) and _is_here(config.sync.host):
+        raise ConfigError(
+            f"sync.host = {config.sync.host!r}: {url} is another host, which finds itself there; give the address of this one "
+            "where it reaches the learner"
+        )
+
+
+def _is_here(host: str) -> bool:
+    if host in ("localhost", gethostname()):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified

@@ -1,0 +1,265 @@
+"""Starts vLLM servers, or attaches to some, as replicas.
+
+A launched server listens on a Unix socket in a folder of its own, readable by this user only, and asks for a token: it has no
+port that another run, or another user, could meet. Its processes run under a supervisor (supervise.py) that ends all of them and
+removes the folder when the controller lets go, however that happens.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import httpx2 as httpx
+from anyio.abc import Process
+
+import corrente
+from corrente.config import Lora, RunConfig, Vllm, VllmNccl
+from corrente.engine.embedded.stop import Decode, load_decoder
+from corrente.engine.vllm import environment
+from corrente.engine.vllm.adapters import AdapterEngine
+from corrente.engine.vllm.builtin import BuiltinEngine
+from corrente.engine.vllm.client import Client, ServerError, opened
+from corrente.engine.vllm.engine import VllmEngine
+from corrente.errors import ConfigError, GenerationError, PipelineError, WorkerDied
+from corrente.runtime.base import Replica, Weights
+
+Ended = Callable[[], Awaitable[WorkerDied]]
+
+LOOK_S = 0.25
+LAST_WORDS = 3
+TAIL_BYTES = 1 << 16
+LOST_AFTER = 5
+"""Seconds in a row in which an attached server cannot be reached before it counts as dead."""
+_ERROR = re.compile(r"\b[A-Za-z_]*(Error|Exception|Killed)\b")
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) ")
+
+
+class VllmLauncher:
+    """Implements Launcher for engine.kind = "vllm"."""
+
+    def __init__(self, config: RunConfig, *, weights: Weights, logs: Path | None = None) -> None:
+        assert isinstance(config.engine, Vllm)
+        self._config, self._section, self._weights, self._logs = config, config.engine, weights, logs
+        self.replicas = len(self._section.urls) or config.pool.replicas
+        self._decode: Decode | None = None
+
+    def launch(self, index: int) -> AbstractAsyncContextManager[Replica]:
+        """See Launcher."""
+        return self._attach(index) if self._section.urls else self._launch(index)
+
+    @asynccontextmanager
+    async def _attach(self, index: int) -> AsyncGenerator[Replica]:
+        name = f"vllm at {self._section.urls[index]}"
+        token = self._section.token or os.environ.get(environment.TOKEN_VARIABLE, "")
+        async with opened(self._client(self._section.urls[index], token)) as client:
+            if (why := await _answers(client, self._section.start_deadline_s)) is not None:
+                within = f"within engine.start_deadline_s = {self._section.start_deadline_s:g} s"
+                raise ConfigError(f"engine.urls: {client.url} did not answer {within}: {why}")
+            with tempfile.TemporaryDirectory(prefix="corrente-adapters-") as root:
+                yield await self._replica(name, client, lambda: _lost(client, name), Path(root))
+
+    @asynccontextmanager
+    async def _launch(self, index: int) -> AsyncGenerator[Replica]:
+        name = f"vllm-{index}"
+        with tempfile.TemporaryDirectory(prefix="corrente-vllm-", ignore_cleanup_errors=True) as folder:
+            async with Server(self._config, name=name, logs=self._logs).running(Path(folder)) as server:
+                transport = httpx.AsyncHTTPTransport(uds=str(server.socket), limits=httpx.Limits(max_connections=None))
+                client = self._client("http://vllm", server.token, server=server, transport=transport)
+                async with opened(client):
+                    await server.ready(client, self._section.start_deadline_s)
+                    yield await self._replica(name, client, server.ended, server.socket.parent)
+
+    def _client(
+        self, url: str, token: str, *, server: Server | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> Client:
+        return Client(
+            url,
+            token=token,
+            verify=self._section.verify,
+            retries=self._section.retries,
+            deadline_s=self._section.request_deadline_s,
+            transport=transport,
+            death=(lambda: None) if server is None else server.death,
+        )
+
+    async def _replica(self, name: str, client: Client, ended: Ended, root: Path) -> Replica:
+        if self._decode is None:
+            self._decode = await anyio.to_thread.run_sync(load_decoder, Path(self._config.model.path))
+        engine = self._engine(client, root)
+        try:
+            layout = await engine.open()
+        except (ServerError, GenerationError) as error:
+            raise ConfigError(
+                f"engine.urls: {client.url} does not answer as an engine does ({error}); docs/how-to/vllm.md says how to start it"
+            ) from error
+        self._weights.fit(layout)
+        return Replica(name=name, engine=engine, layout=layout, ended=ended)
+
+    def _engine(self, client: Client, root: Path) -> VllmEngine:
+        """``root``: where adapters are put for the server to read."""
+        adapters, prefix_cache = self._config.adapters, self._section.prefix_cache
+        vocabulary = environment.vocabulary(self._config)
+        if isinstance(self._config.sync, VllmNccl):
+            return BuiltinEngine(
+                client,
+                decode=self._decode,
+                prefix_cache=prefix_cache,
+                vocabulary=vocabulary,
+                source=Path(self._config.model.path),
+                dtype="float32" if self._config.model.dtype == "float32" else "bfloat16",
+            )
+        if not isinstance(adapters, Lora):
+            return VllmEngine(client, decode=self._decode, prefix_cache=prefix_cache, vocabulary=vocabulary)
+        return AdapterEngine(
+            client,
+            decode=self._decode,
+            prefix_cache=prefix_cache,
+            vocabulary=vocabulary,
+            settings=adapters,
+            source=Path(self._config.model.path),
+            root=root,
+        )
+
+
+class Server:
+    """A launched server, from before it runs until it is gone."""
+
+    def __init__(self, config: RunConfig, *, name: str, logs: Path | None) -> None:
+        self._config, self.name, self._logs = config, name, logs
+        self.token = secrets.token_urlsafe(24)
+        self.socket = Path()
+        self._log, self._log_start = -1, 0
+        self._over = anyio.Event()
+        self._death: WorkerDied | None = None
+
+    @asynccontextmanager
+    async def running(self, folder: Path) -> AsyncGenerator[Server]:
+        """Entering starts it, without waiting for it; leaving ends it within limits.stop_s, dead or stuck as it may be.
+        ``folder`` is its own, and is removed by its supervisor, which outlives a controller that is killed."""
+        section = self._config.engine
+        assert isinstance(section, Vllm)
+        where = environment.find(section.python)
+        self.socket = folder / "http"
+        log = (self._logs or folder) / f"{self.name}.log"
+        (folder / "packages").mkdir()
+        (folder / "packages" / "corrente").symlink_to(Path(corrente.__file__).parent, target_is_directory=True)
+        grace_s = 0.6 * self._config.limits.stop_s
+        command = [
+            *(sys.executable, "-I", str(Path(__file__).with_name("supervise.py")), f"{grace_s:g}", str(folder)),
+            *environment.arguments(self._config, where, socket=self.socket),
+        ]
+        variables = environment.variables(self.token, packages=folder / "packages", scratch=folder)
+        with log.open("a+b") as file:
+            start = file.seek(0, os.SEEK_END)
+            process = await anyio.open_process(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env=variables,
+                start_new_session=True,
+            )
+            self._log, self._log_start = file.fileno(), start
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._watch, process)
+                    yield self
+                    tasks.cancel_scope.cancel()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await _stop(process, self._config.limits.stop_s)
+
+    async def ready(self, client: Client, within_s: float) -> None:
+        """Return once it answers. WorkerDied when it ended before that."""
+        if await _answers(client, within_s, death=self.death) is not None:
+            raise PipelineError(
+                f"{self.name} was not ready after {within_s:g} s; engine.start_deadline_s allows more. {self._words()}"
+            )
+
+    async def ended(self) -> WorkerDied:
+        """See Replica.ended."""
+        await self._over.wait()
+        assert self._death is not None
+        return self._death
+
+    def death(self) -> WorkerDied | None:
+        """How it ended, if it did."""
+        return self._death
+
+    async def _watch(self, process: Process) -> None:
+        """The supervisor says how the server ended, and clears up only then."""
+        assert process.stdout is not None
+        try:
+            how = (await process.stdout.receive()).decode().splitlines()[0]
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            how = "lost its supervisor"
+        self._death = WorkerDied(f"{self.name} (pid {process.pid}) {how}; {self._words()}")
+        self._over.set()
+
+    def _words(self) -> str:
+        """The last errors in its log, else its last lines."""
+        size = os.fstat(self._log).st_size
+        tail = os.pread(self._log, TAIL_BYTES, max(size - TAIL_BYTES, self._log_start)).decode(errors="replace")
+        lines = [_PREFIX.sub("", line).strip() for line in tail.splitlines() if line.strip()]
+        telling = [line for line in lines if _ERROR.search(line)] or lines
+        return f"last words: {' | '.join(dict.fromkeys(telling[-LAST_WORDS:]))}" if telling else "it said nothing"
+
+
+async def _stop(process: Process, within_s: float) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await process.stdin.aclose()
+    with anyio.move_on_after(within_s):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+    await process.stdout.aclose()
+
+
+async def _answers(
+    client: Client, within_s: float, *, death: Callable[[], WorkerDied | None] = lambda: None
+) -> ServerError | None:
+    """Wait until a server that may still be starting answers, if only to refuse; returns what kept it from that. Raises its
+    death."""
+    failure = ServerError("no answer")
+    with anyio.move_on_after(within_s):
+        while True:
+            if (dead := death()) is not None:
+                raise dead
+            try:
+                await client.get("/health")
+                return None
+            except GenerationError:
+                return None
+            except ServerError as error:
+                failure = error
+            await anyio.sleep(LOOK_S)
+    return failure
+
+
+async def _lost(client: Client, name: str) -> WorkerDied:
+    """Returns when an attached server has not been reached for a while."""
+    missed, why = 0, ServerError("")
+    while missed < LOST_AFTER:
+        await anyio.sleep(1.0)
+        try:
+            with anyio.fail_after(1.0):
+                await client.get("/health")
+            missed = 0
+        except GenerationError:
+            missed = 0  # a refusal is an answer
+        except (ServerError, TimeoutError) as error:
+            missed, why = missed + 1, error if isinstance(error, ServerError) else ServerError("no answer")
+    return WorkerDied(f"{name} could not be reached for {math.ceil(missed)} s: {why}")

@@ -1,0 +1,155 @@
+"""What corrente adds inside vLLM's worker: a weight-transfer engine, named "corrente", and two calls to look at it.
+
+    vllm serve ... --weight-transfer-config '{"backend": "corrente"}'
+                   --worker-extension-cls corrente.engine.vllm.plugin.Extension
+
+An update comes in two parts, each a session of vLLM's own interface (start, update, finish). "receive" starts a thread that
+brings a version into the spare slot and prepares it, and returns at once: requests go on. "install" flips; it is called with
+the scheduler paused, and is short. How the thread fares is asked by ``corrente_status``.
+
+The interpreter is that of vLLM's environment: of corrente only modules that need no more than msgspec, numpy and torch are
+imported here.
+"""
+
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from vllm.config import CompilationMode
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from corrente.engine.vllm.slots import Slots
+from corrente.engine.vllm.weights import Weights
+from corrente.errors import SyncError
+from corrente.sync.base import Offer
+
+BACKEND = "corrente"
+NICE = 5
+"""How much the receiving thread gives way to the one that decodes."""
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Nothing is agreed on beforehand: an offer says all there is to know."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """``receive``: an offer (sync.base.Offer) as plain data. ``install``: the slot to sample from now on, which
+    holds ``version``."""
+
+    receive: dict[str, Any] | None = None
+    install: int | None = None
+    version: int = -1
+
+
+class CorrenteEngine(WeightTransferEngine):
+    """Receives whole versions into the slot that is not in use, and flips."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self.weights = Weights(
+            model,
+            folder=Path(vllm_config.model_config.model),
+            dtype=vllm_config.model_config.dtype,
+            compiled=vllm_config.compilation_config.mode != CompilationMode.NONE,
+        )
+        self._slots = Slots(self.weights.layout, device=device)
+        self._thread: threading.Thread | None = None
+        self._failure = ""
+        self._seconds = 0.0
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Nothing to prepare: what runs is not touched before ``install``."""
+
+    def finish_weight_update(self) -> None:
+        """Nothing to finish: ``install`` was all of it."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        if self._busy:
+            raise SyncError("a version is still being received")
+        if update_info.receive is not None:
+            offer = msgspec.convert(update_info.receive, Offer)
+            self._failure = ""
+            self._thread = threading.Thread(target=self._receive, args=(offer,), name="corrente-receive", daemon=True)
+            self._thread.start()
+        elif update_info.install is not None:
+            self.weights.install(update_info.install, update_info.version)
+
+    def status(self) -> dict[str, Any]:
+        """Whether a version is being received, why the last one could not be, and the seconds it took."""
+        return {"busy": self._busy, "failure": self._failure, "seconds": self._seconds}
+
+    def stop(self) -> None:
+        """Give up the version that is being received; ``status`` says when."""
+        self._slots.stop()
+
+    def shutdown(self) -> None:
+        self._slots.stop()
+
+    @property
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _receive(self, offer: Offer) -> None:
+        """Body of the thread: fetch, then prepare. What it raises is the answer of the next ``status``."""
+        _give_way()
+        started = time.perf_counter()
+        try:
+            self.weights.discard(offer.slot)
+            self.weights.prepare(offer.slot, offer.version, self._slots.receive(offer))
+        except Exception as error:
+            self._failure = str(error) if isinstance(error, SyncError) else f"{type(error).__name__}: {error}"
+        self._seconds = time.perf_counter() - started
+
+
+def _give_way() -> None:
+    """The calling thread may run on every core of this process, behind those that decode. vLLM pins its own."""
+    identity = threading.get_native_id()
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(identity, range(os.cpu_count() or 1))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, identity, NICE)
+
+
+class Extension:
+    """Calls that vLLM's worker gets on top of its own; see /collective_rpc."""
+
+    weight_transfer_engine: Any
+
+    def corrente_layout(self) -> dict[str, Any]:
+        """What the learner is to write; see sync/layout.py."""
+        return msgspec.to_builtins(self.weight_transfer_engine.weights.layout)
+
+    def corrente_status(self) -> dict[str, Any]:
+        """See CorrenteEngine.status."""
+        return self.weight_transfer_engine.status()
+
+    def corrente_stop(self) -> None:
+        """See CorrenteEngine.stop."""
+        self.weight_transfer_engine.stop()
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, CorrenteEngine)

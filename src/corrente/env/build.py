@@ -1,0 +1,135 @@
+"""From a config's ``env`` section, and what a caller gives as objects, to how prompts are played."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from corrente.config import Embedded, RunConfig
+from corrente.context import context
+from corrente.env.base import Env
+from corrente.env.conversation import Conversation, Setting
+from corrente.env.pool import Pool, Tell
+from corrente.env.single import SingleTurn
+from corrente.env.stage import Stage
+from corrente.env.tools import Offload, run, schema, within
+from corrente.env.voice import Hf, Voice
+from corrente.errors import ConfigError
+from corrente.given import Given
+from corrente.named import find
+from corrente.offload import DaemonThreads
+from corrente.playing import Environments, Rules, Tools
+from corrente.playing import SingleTurn as Single
+from corrente.prompts.base import Chat
+from corrente.types import Sampling
+
+
+@asynccontextmanager
+async def open_env(
+    config: RunConfig,
+    *,
+    given: Given,
+    chat: Chat,
+    tokenizer: Hf,
+    samplings: Mapping[str, Sampling],
+    tell: Tell,
+    shown: bool = True,
+    offload: Offload | None = None,
+) -> AsyncGenerator[dict[str, Env]]:
+    """Yield an Env per entry of ``samplings``, which share their instances; on exit every instance is closed.
+
+    What is given replaces what the config names, and a config of a single turn is one of tools, or of an environment, where
+    those are given. ``shown``: reward functions look at what an episode was played in.
+    ConfigError for tools that cannot be described and factories that make no environment.
+    """
+    if given.env is not None:
+        yield dict.fromkeys(samplings, given.env)
+        return
+    rules = rules_of(config, given)
+    if isinstance(rules, Single):
+        yield {name: SingleTurn(sampling) for name, sampling in samplings.items()}
+        return
+    opening = _Opening(rules, tell=tell, offload=offload or DaemonThreads(limit=rules.at_once))
+    try:
+        settings = await opening.settings(given, chat, tokenizer)
+        embedded = isinstance(config.engine, Embedded)
+        room = context(Path(config.model.path), config.engine.max_context, windowed=embedded)
+        yield {
+            name: Conversation(
+                settings, sampling=sampling, rules=rules, context=room, seed=config.run.seed, shown=shown
+            )
+            for name, sampling in samplings.items()
+        }
+    finally:
+        await opening.close()
+
+
+def rules_of(config: RunConfig, given: Given) -> Single | Tools | Environments:
+    """The section that holds, once what is given is counted in."""
+    section = config.env
+    if given.environment_factory is not None and not isinstance(section, Environments):
+        return Environments(**_common(section))
+    if given.tools and isinstance(section, Single):
+        return Tools()
+    return section
+
+
+def _common(section: Single | Tools) -> dict[str, Any]:
+    return msgspec.structs.asdict(section) if isinstance(section, Tools) else {}
+
+
+class _Opening:
+    """Settings as they are made, and their pools, to be closed."""
+
+    def __init__(self, rules: Rules, *, tell: Tell, offload: Offload) -> None:
+        self._rules, self._tell, self._offload = rules, tell, offload
+        self._pools: list[Pool] = []
+
+    async def settings(self, given: Given, chat: Chat, tokenizer: Hf) -> dict[str, Setting]:
+        """By the name of the environment; "" where there is one for all."""
+        rules = self._rules
+        named = [find(name, key="env.functions") for name in rules.functions]
+        functions = tuple(given.tools) or tuple(named)
+        out: dict[str, Setting] = {}
+        for name, factory in self._factories(given).items():
+            limit = rules.instances if isinstance(rules, Environments) else 0
+            pool = Pool(partial(self._make, factory, functions), limit=limit, tell=self._tell)
+            self._pools.append(pool)
+            probe = await pool.take()
+            pool.rest(probe)
+            await pool.give_back(probe)
+            schemas = tuple(schema(function) for function in probe.functions)
+            voice = Voice(chat, tokenizer, tools=schemas, calls=rules.calls)
+            voice.check(kept=rules.history == "kept")
+            out[name] = Setting(pool=pool, voice=voice)
+        return out
+
+    def _factories(self, given: Given) -> dict[str, Callable[[], Any] | None]:
+        factory: Any = given.environment_factory
+        if factory is None:
+            if not isinstance(self._rules, Environments):
+                return {"": None}
+            factory = partial(find(self._rules.factory, key="env.factory"), **self._rules.options)
+        return dict(factory) if isinstance(factory, Mapping) else {"": factory}
+
+    async def _make(self, factory: Callable[[], Any] | None, functions: tuple[Callable[..., Any], ...]) -> Stage:
+        deadline_s = self._rules.deadline_s
+        made = None
+        if factory is not None:
+            call = run(factory, {}, offload=self._offload)
+            made = await within(deadline_s, call, f"env.factory: nothing made within env.deadline_s = {deadline_s:g} s")
+            if made is None:
+                raise ConfigError("env.factory: it made None; it must make an environment")
+        return Stage(made, functions=functions, offload=self._offload, deadline_s=deadline_s)
+
+    async def close(self) -> None:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for pool in self._pools:
+                    tasks.start_soon(pool.close)

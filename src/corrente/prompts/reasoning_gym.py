@@ -1,0 +1,109 @@
+"""Tasks of reasoning-gym, drawn without end and repeatable: the n-th depends on the run's seed and n alone.
+
+A prompt's columns say where its task comes from (``COLUMNS``), plain data from which the reward function makes it again;
+``answer`` is one right answer, and for many tasks not the only one. A dataset that does not give the same task twice for a seed
+is refused. Held-out tasks come from seeds of their own. Tasks are drawn, so where a dataset has few of them some of the held-out
+ones are trained on too. A task is made when its turn comes, on the event loop: datasets that take seconds for one hold up a run.
+The text is plain: it is read without a chat template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from corrente.config import ReasoningGym
+from corrente.errors import ConfigError
+from corrente.prompts.numbered import NumberedPrompts
+from corrente.types import Prompt
+
+Encode = Callable[[str], list[int]]
+
+COLUMNS = frozenset(("task", "task_options", "task_seed", "task_index", "task_size", "answer"))
+CHUNK = 512
+"""Tasks drawn from one dataset before it is made again with another seed."""
+
+
+class ReasoningGymPrompts(NumberedPrompts):
+    """Raises ConfigError without the package, or for a task or option it does not know."""
+
+    def __init__(self, config: ReasoningGym, encode: Encode, *, seed: int) -> None:
+        verify(config)
+
+        def make(number: int) -> Prompt:
+            return _prompt(f"0/{number}", config, encode, stream=str(seed), number=number)
+
+        super().__init__(make, description=f"{', '.join(config.tasks)} of reasoning-gym, without end")
+
+
+def held_out_tasks(config: ReasoningGym, encode: Encode, *, count: int) -> tuple[Prompt, ...]:
+    """``count`` tasks that are the same for every run."""
+    return tuple(_prompt(f"eval/{n}", config, encode, stream="held out", number=n) for n in range(count))
+
+
+def verify(config: ReasoningGym) -> None:
+    """Raise ConfigError for what the package would refuse. Imports it, which takes seconds."""
+    gym = package()
+    names, tasks = gym.factory.DATASETS, config.tasks
+    if not tasks:
+        raise ConfigError("prompts.tasks = []: name at least one dataset of reasoning-gym")
+    if config.weights and (len(config.weights) != len(tasks) or not any(config.weights)):
+        raise ConfigError(f"prompts.weights = {list(config.weights)}: one per task is needed, and one above 0")
+    if "{question}" not in config.template:
+        raise ConfigError(f"prompts.template = {config.template!r}: it must have {{question}} in it")
+    for task in (*tasks, *config.options):
+        if task not in names:
+            raise ConfigError(f"prompts.tasks: reasoning-gym has no {task!r}; it has {', '.join(sorted(names))}")
+    for task in tasks:
+        options = config.options.get(task, {})
+        try:
+            first, again = (gym.create_dataset(task, **options, seed=1, size=CHUNK)[1] for _ in range(2))
+        except Exception as error:  # datasets check their own parameters, each in its own way
+            raise ConfigError(f"prompts.options.{task} = {options}: {type(error).__name__}: {error}") from error
+        if (first["question"], first["answer"]) != (again["question"], again["answer"]):
+            raise ConfigError(f"prompts.tasks: {task!r} gives another task each time for one seed; leave it out")
+
+
+def package() -> Any:
+    """reasoning_gym. ConfigError, with what to install, where it is missing."""
+    try:
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            f'prompts.kind = "reasoning_gym" needs a package: pip install reasoning-gym ({error})'
+        ) from None
+    return reasoning_gym
+
+
+@lru_cache(maxsize=64)
+def _dataset(task: str, options: bytes, seed: int) -> Any:
+    return package().create_dataset(task, **msgspec.json.decode(options), seed=seed, size=CHUNK)
+
+
+def _prompt(prompt_id: str, config: ReasoningGym, encode: Encode, *, stream: str, number: int) -> Prompt:
+    draws = random.Random(f"corrente/reasoning_gym/{stream}/{number}")
+    task = draws.choices(config.tasks, weights=config.weights or None)[0]
+    chunk, index = divmod(number, CHUNK)
+    digest = hashlib.blake2b(f"{stream}/{chunk}".encode(), digest_size=4).digest()
+    seed, options = int.from_bytes(digest, "little") >> 1, config.options.get(task, {})  # below 2^31, as numpy's seeds
+    entry = _dataset(task, msgspec.json.encode(options, order="sorted"), seed)[index]
+    text = config.template.replace("{question}", str(entry["question"]))
+    return Prompt(
+        id=prompt_id,
+        tokens=np.array(encode(text), np.int32),
+        text=text,
+        fields={
+            "task": task,
+            "task_options": dict(options),
+            "task_seed": seed,
+            "task_index": index,
+            "task_size": CHUNK,
+            "answer": str(entry["answer"]),
+        },
+    )

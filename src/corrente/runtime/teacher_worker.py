@@ -1,0 +1,108 @@
+"""What the process of a self-teacher does with its calls: score with the policy of some versions ago, and follow the run.
+
+It holds an engine that generates nothing. Versions are fetched by a thread beside the scoring, and taken up between two calls,
+so a score is of one version, which it names.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from corrente.config import Embedded, RunConfig
+from corrente.dotted import load
+from corrente.errors import PipelineError
+from corrente.runtime import wire
+from corrente.runtime.cores import EngineCore, attach
+from corrente.runtime.serving import Send
+from corrente.scoring import SelfTeacherScorer, temperature_of
+from corrente.sync.base import Offer
+
+
+class TeacherRole:
+    """Serves one EngineCore as a teacher."""
+
+    busy = False
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._core: EngineCore | None = None
+        self._lag, self._temperature = 1, 1.0
+        self._ring: Any = None
+        self._fetching = 0
+
+    @property
+    def core(self) -> EngineCore:
+        if self._core is None:
+            raise PipelineError("the self-teacher was called before it was started")
+        return self._core
+
+    def work(self) -> list[wire.Answer]:
+        return []
+
+    def handle(self, call: wire.Call) -> wire.Answer | None:
+        match call.body:
+            case wire.Start(factory=factory, config=config, index=index):
+                self._core = load(factory)(as_teacher(config), index)
+                self._lag, self._temperature = terms(config)
+                return wire.reply(call.id, self.core.layout())
+            case wire.Attach():
+                self._attach(call.body)
+                return wire.reply(call.id, None)
+            case wire.Score(tokens=tokens, top=top):
+                return wire.reply(call.id, self.core.score(tokens, top, temperature=self._temperature))
+            case wire.Stats():
+                return wire.reply(call.id, self.core.stats())
+            case wire.Reserve():
+                return wire.reply(call.id, None)  # what is written to is never what is used
+            case wire.Receive(offer=offer):
+                self._fetching = call.id
+                threading.Thread(target=self._receive, args=(call.id, offer), name="receive", daemon=True).start()
+                return None
+            case wire.Apply(update=update):
+                began = time.perf_counter()
+                self.core.apply(self._ring.take_up(update), "swap")
+                return wire.reply(call.id, time.perf_counter() - began)
+            case wire.Cancel(call=number):
+                if number == self._fetching:
+                    self._ring.stop()
+                return None
+            case _:
+                raise PipelineError(f"a self-teacher does not answer {type(call.body).__name__}")
+
+    def _attach(self, given: wire.Attach) -> None:
+        shared = attach(given.layout, fd=given.fd, path=given.path) if given.fd is not None or given.path else ()
+        self._ring = load("corrente.sync.ring:Ring")(
+            given.layout, lag=self._lag, shared=shared, device=self.core.device
+        )
+        self.core.attach(self._ring.slots)
+
+    def _receive(self, number: int, offer: Offer) -> None:
+        try:
+            self._ring.receive(offer)
+            answer: wire.Answer = wire.reply(number, None)
+        except Exception as error:
+            answer = wire.failure(number, error, worker="self-teacher")
+        self._send(answer)
+
+
+def self_teacher(config: RunConfig) -> SelfTeacherScorer | None:
+    """The table of reward.scorers that asks for one; algo/distill_checks.py sees to it that there is at most one."""
+    return next((scorer for scorer in config.reward.scorers if isinstance(scorer, SelfTeacherScorer)), None)
+
+
+def terms(config: RunConfig) -> tuple[int, float]:
+    """Versions that the self-teacher is behind, and the temperature at which it is read."""
+    scorer = self_teacher(config)
+    assert scorer is not None
+    return scorer.lag, temperature_of(scorer, sampling=config.sampling.temperature)
+
+
+def as_teacher(config: RunConfig) -> RunConfig:
+    """The config of an engine that only scores: it needs no room for sequences."""
+    if not isinstance(config.engine, Embedded):
+        return config
+    return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, max_sequences=1))

@@ -1,0 +1,121 @@
+"""What a reward function is called with, here and in a process of its own. TRL's signature: any subset of
+
+prompts, completions      one per episode of the group                trainer_state   how far the run is (TrainerState)
+completion_ids            token ids, one list per episode             log_extra       log_extra(column, values)
+any dataset column        that column's value, one per episode        log_metric      log_metric(name, value)
+environments              what each was played in, if anything
+
+Prompts and completions are text, and lists of messages where the prompt is a conversation; a completion also where it became
+one, with tools or an environment.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from corrente.plain import plain
+from corrente.score.reading import Reading, read
+from corrente.score.resolve import accepted
+from corrente.types import Episode, Group, Prompt
+
+Function = Callable[..., Any]
+
+
+class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the run was when the group was admitted; names are those of transformers' TrainerState.
+
+    ``global_step``: optimizer steps in the weights that were live. ``max_steps``: of the whole run. ``epoch``: of the prompt.
+    """
+
+    global_step: int = 0
+    max_steps: int = 0
+    epoch: float = 0.0
+
+
+class Called(msgspec.Struct, kw_only=True):
+    """What came of a call: a reading per episode, and what the function logged."""
+
+    readings: list[Reading]
+    extra: dict[str, list[Any]] = {}
+    metrics: list[tuple[str, float]] = []
+
+
+class Log:
+    """Where a function's ``log_extra`` and ``log_metric`` go during one call. Wrong use is the function's fault: ValueError."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.columns: dict[str, list[Any]] = {}
+        self.metrics: list[tuple[str, float]] = []
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """Show a value per episode beside it, where samples are written."""
+        if len(values) != self._count:
+            raise ValueError(f"log_extra({column!r}): {len(values)} values for {self._count} completions")
+        self.columns[str(column)] = [plain(value) for value in values]
+
+    def metric(self, name: str, value: float) -> None:
+        """Report a number; those of one name are averaged between two reports."""
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"log_metric({name!r}): {number} is not a finite number")
+        self.metrics.append((str(name), number))
+
+
+def columns(group: Group) -> dict[str, list[Any]]:
+    """Dataset columns, prompts, completions and environments, a value per episode. All but environments are copies: a function
+    may change what it is given, and the dataset has its rows for the next epoch."""
+    episodes, prompt = group.episodes, group.prompt
+    out: dict[str, list[Any]] = {
+        name: [copy.deepcopy(value) for _ in episodes] for name, value in prompt.fields.items()
+    }
+    asked, begun = opened(prompt.messages)
+    out["prompts"] = [copy.deepcopy(asked) if prompt.messages else prompt.text for _ in episodes]
+    out["completions"] = [answered(e, begun=begun) if prompt.messages or e.messages else e.text for e in episodes]
+    out["completion_ids"] = [[int(t) for c in e.completions for t in c.tokens] for e in episodes]
+    if any(e.environment is not None for e in episodes):
+        out["environments"] = [e.environment for e in episodes]
+    return out
+
+
+def opened(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The messages of a prompt, and how its last one begins the answer, where that is the assistant's."""
+    said = [dict(message) for message in messages]
+    if said and said[-1].get("role") == "assistant":
+        return said[:-1], str(said[-1].get("content") or "")
+    return said, ""
+
+
+def answered(episode: Episode, *, begun: str = "") -> list[dict[str, Any]]:
+    """What was said after the prompt, as messages; ``begun``: what the prompt had begun of it."""
+    said = [copy.deepcopy(message) for message in episode.messages] or [{"role": "assistant", "content": episode.text}]
+    if begun:
+        said[0]["content"] = begun + str(said[0].get("content") or "")
+    return said
+
+
+def conversation(prompt: Prompt, episode: Episode) -> list[dict[str, Any]]:
+    """Prompt and completion as one conversation; nothing where neither is one."""
+    if not prompt.messages and not episode.messages:
+        return []
+    asked, begun = opened(prompt.messages or [{"role": "user", "content": prompt.text}])
+    return [*asked, *answered(episode, begun=begun)]
+
+
+def arguments(function: Function, columns: Mapping[str, list[Any]], state: TrainerState, log: Log) -> dict[str, Any]:
+    """Keyword arguments for ``function``: those of all there is that it has parameters for."""
+    takes = accepted(function)
+    # Lists of their own: a function may change what it is given.
+    offered: dict[str, Any] = {name: list(values) for name, values in columns.items()}
+    offered |= {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric}
+    return {name: value for name, value in offered.items() if takes is None or name in takes}
+
+
+def called(name: str, answer: Any, log: Log, *, count: int) -> Called:
+    """The answer read, together with what was logged on the way."""
+    return Called(readings=read(name, answer, count=count), extra=log.columns, metrics=log.metrics)

@@ -1,0 +1,156 @@
+"""Rewards that cannot work, refused before a model is loaded. What is read is the user's reward modules."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corrente import scoring as s
+from corrente import tls
+from corrente.config import RunConfig
+from corrente.errors import ConfigError
+from corrente.score.build import names
+from corrente.score.functions import members
+from corrente.score.judge import fields_of
+from corrente.score.processes import path_of
+from corrente.score.resolve import GIVEN, Function, accepted, distinct_names, needed, resolve
+
+__all__ = ["GIVEN", "check", "columns"]
+
+Needs = list[tuple[str, tuple[str, ...]]]
+"""What is asked for in the config, and the columns of the prompts that it cannot do without."""
+
+
+def check(config: RunConfig, given: Sequence[Function] = (), *, rewarded: bool = False) -> None:
+    """Raise ConfigError for the first thing that cannot work. ``given`` are functions in place of reward.functions; ``rewarded``:
+    the environment may give rewards of its own, so that none has to be named."""
+    reward = config.reward
+    if not given and not reward.functions and not reward.scorers:
+        if rewarded:
+            return
+        raise ConfigError("reward.functions = []: give at least one, or a [[reward.scorers]] table")
+    functions = list(given) or [resolve(name) for name in reward.functions]
+    listed = members(functions, weights=reward.weights)
+    for at, scorer in enumerate(reward.scorers):
+        _scorer(f"reward.scorers[{at}]", scorer)
+    taken = [source.name for source, _ in listed] + names(config, [source.name for source, _ in listed])
+    for at, name in enumerate(taken):
+        if name in taken[:at]:
+            raise ConfigError(
+                f"reward.scorers: two of what the reward is made of are called {name!r}; name one differently"
+            )
+    teachers = [isinstance(scorer, s.Teaching) for scorer in reward.scorers]
+    if all(teachers) and not functions and config.distill.loss == "none":
+        raise ConfigError(
+            "reward.scorers: a teacher gives no reward; give at least one function or another scorer, or set distill.loss"
+        )
+
+
+def columns(config: RunConfig, given: Sequence[Function] = ()) -> Needs:
+    """What each function and judge needs of the prompts. ``given``: functions in place of reward.functions."""
+    listed = list(given) or [resolve(name) for name in config.reward.functions]
+    needs: Needs = [
+        (f"reward.functions: {name}", _of(f)) for name, f in zip(distinct_names(listed), listed, strict=True)
+    ]
+    for at, scorer in enumerate(config.reward.scorers):
+        if isinstance(scorer, s.FunctionScorer | s.ProcessScorer):
+            needs.append((f"reward.scorers[{at}]: {scorer.function}", _of(_bound(scorer))))
+        elif isinstance(scorer, s.JudgeScorer):
+            asked = tuple(sorted(fields_of(scorer.template) - {"prompt", "completion"}))
+            needs.append((f"reward.scorers[{at}].template", asked))
+        elif isinstance(scorer, s.Teaching):
+            needs.append((f"reward.scorers[{at}].where", tuple(sorted(scorer.where))))
+    return needs
+
+
+def _of(function: Function) -> tuple[str, ...]:
+    return tuple(name for name in needed(function) if name not in GIVEN)
+
+
+def _bound(scorer: s.FunctionScorer | s.ProcessScorer) -> Function:
+    return functools.partial(resolve(scorer.function), **scorer.options)
+
+
+def _scorer(where: str, scorer: s.ScorerConfig) -> None:
+    numbers = {key: value for key, value in msgspec.structs.asdict(scorer).items() if isinstance(value, float)}
+    for key, value in numbers.items():
+        if not math.isfinite(value):
+            raise ConfigError(f"{where}.{key} = {value}: it must be a finite number")
+    if "/" in scorer.name or scorer.name != scorer.name.strip():
+        raise ConfigError(
+            f"{where}.name = {scorer.name!r}: it names metrics and a file, so it must have no slash in it"
+        )
+    match scorer:
+        case s.FunctionScorer() | s.ProcessScorer():
+            _function(where, scorer)
+        case s.JudgeScorer():
+            _judge(where, scorer)
+        case s.ServedTeacherScorer():
+            _url(where, scorer)
+            if not Path(scorer.tokenizer).is_dir():
+                raise ConfigError(f"{where}.tokenizer = {scorer.tokenizer!r}: it must be a directory with a tokenizer")
+        case s.SelfTeacherScorer():
+            pass
+        case _:
+            if not (Path(scorer.path) / "config.json").is_file():
+                raise ConfigError(
+                    f"{where}.path = {scorer.path!r}: it must be a directory with a Hugging Face model{_of_run(scorer.path)}"
+                )
+    if isinstance(scorer, s.ProcessRewardScorer):
+        _pattern(f"{where}.delimiter", scorer.delimiter)
+        if re.compile(scorer.delimiter).match("") or not scorer.separator:
+            key, value = ("separator", "") if not scorer.separator else ("delimiter", scorer.delimiter)
+            raise ConfigError(f"{where}.{key} = {value!r}: it must not be empty, nor match nothing at all")
+
+
+def _of_run(path: str) -> str:
+    """What can be said of a path into a run's checkpoints that is not there."""
+    run, within, _ = path.partition("/checkpoints/")
+    if not within:
+        return ""
+    found = sorted(place.name for place in Path(run, "checkpoints").glob("step-*"))
+    return f" ({run} has {', '.join(found)})" if found else f" ({run} has no checkpoint: train it first)"
+
+
+def _function(where: str, scorer: s.FunctionScorer | s.ProcessScorer) -> None:
+    function = resolve(scorer.function, key=f"{where}.function")
+    takes = accepted(function)
+    for name in scorer.options:
+        if takes is not None and name not in takes:
+            has = ", ".join(sorted(takes - set(GIVEN)))
+            raise ConfigError(f"{where}.options: {scorer.function} takes no {name!r} (it takes {has or 'none'})")
+    if isinstance(scorer, s.ProcessScorer) and "environments" in needed(function):
+        raise ConfigError(
+            f"{where}.function: {scorer.function} asks for environments, which are objects of this process; "
+            'it must be of kind "function"'
+        )
+    if isinstance(scorer, s.ProcessScorer) and ":" not in scorer.function:
+        path_of(function)
+
+
+def _url(where: str, scorer: s.JudgeScorer | s.ServedTeacherScorer) -> None:
+    if not re.match(r"https?://[^/]", scorer.url):
+        raise ConfigError(f"{where}.url = {scorer.url!r}: it must begin with http:// or https:// and name a host")
+    tls.context(scorer.verify, key=f"{where}.verify")
+
+
+def _judge(where: str, scorer: s.JudgeScorer) -> None:
+    _url(where, scorer)
+    if not scorer.lowest < scorer.highest:
+        raise ConfigError(f"{where}.lowest = {scorer.lowest:g}: it must be below highest = {scorer.highest:g}")
+    if _pattern(f"{where}.pattern", scorer.pattern).groups != 1:
+        raise ConfigError(f"{where}.pattern = {scorer.pattern!r}: it must have one group, the number")
+    fields_of(scorer.template)
+
+
+def _pattern(key: str, pattern: str) -> re.Pattern[Any]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{key} = {pattern!r}: it must be a regular expression ({error})") from None

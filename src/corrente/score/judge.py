@@ -1,0 +1,161 @@
+"""An LLM as judge: a templated question to any OpenAI-compatible endpoint, and a number read out of its answer.
+
+What is tried again, and for how long: endpoint.py. The judge is asked with temperature 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2 as httpx
+import msgspec
+
+from corrente.errors import ConfigError, RewardError
+from corrente.score.base import Mark
+from corrente.score.endpoint import SHOWN, Endpoint
+from corrente.types import Group
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Chat(msgspec.Struct):
+    """Of the answer to a chat completion, what is read."""
+
+    choices: list[_Choice]
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """How a number is found in an answer, and what it is worth: ``lowest`` is 0 and ``highest`` is 1.
+
+    ``field``: the answer holds a JSON object, and the number is this key of it. Else ``pattern``: the number is the group of the
+    last match. What is not between the two ends is no answer.
+    """
+
+    lowest: float = 0.0
+    highest: float = 10.0
+    field: str = ""
+    pattern: str = r"(-?\d+(?:\.\d+)?)"
+
+    def read(self, text: str) -> float:
+        """The reward in an answer. ValueError, with what was wrong, where there is none."""
+        value = self._of_field(text) if self.field else self._of_pattern(text)
+        if not self.lowest <= value <= self.highest:
+            raise ValueError(f"{value:g} is not between {self.lowest:g} and {self.highest:g}")
+        return (value - self.lowest) / (self.highest - self.lowest)
+
+    def _of_pattern(self, text: str) -> float:
+        found = re.findall(self.pattern, text)
+        if not found:
+            raise ValueError(f"nothing in it matches {self.pattern!r}")
+        return _number(found[-1])
+
+    def _of_field(self, text: str) -> float:
+        begin, end = text.find("{"), text.rfind("}")
+        try:
+            answer = msgspec.json.decode(text[begin : end + 1], type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ValueError(f"it is no JSON object ({error})") from None
+        if self.field not in answer:
+            raise ValueError(f"it has no {self.field!r}")
+        return _number(answer[self.field])
+
+
+class JudgeSource:
+    """Implements Source. ``template`` is filled in with {prompt}, {completion} and the prompt's columns. ``close`` when done."""
+
+    single = True
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        url: str,
+        model: str,
+        template: str,
+        scale: Scale,
+        system: str = "",
+        token: str = "",
+        verify: bool | str = True,
+        max_tokens: int = 256,
+        patience_s: float = math.inf,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.name = name
+        self._endpoint = Endpoint(
+            url.rstrip("/") + "/chat/completions",
+            name=name,
+            token=token,
+            verify=verify,
+            deadline_s=patience_s,
+            transport=transport,
+        )
+        self._model, self._template, self._system, self._scale = model, template, system, scale
+        self._max_tokens = max_tokens
+
+    async def ready(self) -> None:
+        """See Source."""
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._endpoint.close()
+
+    async def mark(self, group: Group) -> Sequence[Mark]:
+        """See Source."""
+        (episode,) = group.episodes
+        fields = {**group.prompt.fields, "prompt": group.prompt.text, "completion": episode.text}
+        said = await self._ask(self._template.format_map(fields))
+        try:
+            score = self._scale.read(said)
+        except ValueError as error:
+            raise RewardError(f"{self.name}: the judge said {said[-SHOWN:]!r}: {error}") from None
+        return [Mark(score=score, extra={f"{self.name}/said": said})]
+
+    async def _ask(self, question: str) -> str:
+        """The judge's answer. RewardError where there is none, and for what is no chat completion."""
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        body = {
+            "model": self._model,
+            "messages": [*system, {"role": "user", "content": question}],
+            "temperature": 0,
+            "max_tokens": self._max_tokens,
+        }
+        return self._content(await self._endpoint.ask(body))
+
+    def _content(self, body: bytes) -> str:
+        try:
+            chat = msgspec.json.decode(body, type=_Chat)
+        except msgspec.DecodeError as error:
+            raise RewardError(f"{self.name}: {self._endpoint.url} answered with no chat completion: {error}") from None
+        if not chat.choices or not chat.choices[0].message.content:
+            raise RewardError(f"{self.name}: the judge said nothing")
+        return chat.choices[0].message.content
+
+
+def fields_of(template: str) -> frozenset[str]:
+    """Names that a template asks for. ConfigError when it is no template."""
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ConfigError(f"template = {template!r}: {error}; braces that are no field are written twice") from None
+    if odd := sorted(name for name in names if not name.isidentifier()):
+        raise ConfigError(f"template: {{{odd[0]}}} is no name of a column; braces that are no field are written twice")
+    return frozenset(names)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is no number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not finite")
+    return number

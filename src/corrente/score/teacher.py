@@ -1,0 +1,130 @@
+"""Teachers: another model's log-probs of the tokens the policy sampled, for distillation.
+
+Any engine can teach (``Engine.score``): one in a process of its own, a server, the policy of some versions ago. What it says is
+kept with the episode, aligned token by token; it gives no reward by itself. Tokens are those that were sampled, never
+re-tokenised, so teacher and policy must read the same vocabulary. No gradient can flow here: it is data when the learner sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from corrente.errors import RewardError
+from corrente.score.base import Mark
+from corrente.types import Episode, Group, Scores, Taught, Tokens, concat_tokens
+
+Place = tuple[int, int, int]
+"""A turn, and where its tokens start and stop in a context."""
+
+
+class Teacher(Protocol):
+    """What of an engine a teacher needs. See engine.base.Engine."""
+
+    async def score(self, tokens: Tokens, *, top: int = 0) -> Scores: ...
+
+
+class Borrowed:
+    """Implements Teacher: one that is made elsewhere, and lent before the first question."""
+
+    def __init__(self) -> None:
+        self._teacher: Teacher | None = None
+
+    def lend(self, teacher: Teacher) -> None:
+        """From now on ``teacher`` is asked."""
+        self._teacher = teacher
+
+    async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
+        """See Teacher."""
+        if self._teacher is None:
+            raise RewardError("there is no engine that follows the run")
+        return await self._teacher.score(tokens, top=top)
+
+
+class TeacherSource:
+    """Implements Source. ``top``: how many of the teacher's likeliest tokens are kept at each place. ``where``: columns of the
+    prompts it teaches, and the values they have there; ``weight``: what it counts beside other teachers. Held-out prompts are
+    not taught: nobody learns from them."""
+
+    single = True
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        *,
+        name: str = "teacher",
+        top: int = 0,
+        weight: float = 1.0,
+        where: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self._teacher, self._top = name, teacher, top
+        self._weight, self._where = weight, where or {}
+
+    async def ready(self) -> None:
+        """See Source."""
+
+    async def mark(self, group: Group) -> Sequence[Mark]:
+        """See Source. The score is None: what the log-probs are worth is for the algorithm to say."""
+        (episode,) = group.episodes
+        if group.id < 0 or not concerns(self._where, group.prompt.fields):
+            return [Mark()]
+        taught: list[Taught] = []
+        for tokens, places in contexts(episode):
+            scores = await self._teacher.score(tokens, top=self._top)
+            if len(scores.logprobs) != len(tokens) - 1:
+                raise RewardError(f"{self.name}: {len(scores.logprobs)} log-probs for {len(tokens)} tokens")
+            taught += [self._taught(scores, turn, start, stop) for turn, start, stop in places]
+        versions = [word.version for word in taught if word.version is not None]
+        metrics = {f"{self.name}_version": sum(versions) / len(versions)} if versions else {}
+        return [Mark(taught=tuple(taught), metrics=metrics)]
+
+    def _taught(self, scores: Scores, turn: int, start: int, stop: int) -> Taught:
+        here = slice(start - 1, stop - 1)  # scores begin with the second token
+        if not np.isfinite(scores.logprobs[here]).all():
+            raise RewardError(f"{self.name}: a token of turn {turn} has no finite log-prob")
+        return Taught(
+            teacher=self.name,
+            turn=turn,
+            logprobs=scores.logprobs[here],
+            top_ids=scores.top_ids[here],
+            top_logprobs=scores.top_logprobs[here],
+            weight=self._weight,
+            version=scores.version,
+        )
+
+
+def concerns(where: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """Whether a prompt with these columns is among those that ``where`` names."""
+    wanted = {column: value if isinstance(value, list) else [value] for column, value in where.items()}
+    return all(fields.get(column) in values for column, values in wanted.items())
+
+
+def contexts(episode: Episode) -> list[tuple[Tokens, list[Place]]]:
+    """For every end of the conversation, all its tokens, and the places of the sampled turns that no context before it has.
+
+    A turn without a parent follows the one before it. A completion at the very beginning has nothing that precedes its first
+    token, which no model can score: RewardError.
+    """
+    parents = [at - 1 if turn.parent is None else turn.parent for at, turn in enumerate(episode.turns)]
+    seen: set[int] = set()
+    out: list[tuple[Tokens, list[Place]]] = []
+    for end in (at for at in range(len(parents)) if at not in parents):
+        path, at = [end], parents[end]
+        while at >= 0:
+            path.insert(0, at)
+            at = parents[at]
+        places: list[Place] = []
+        begin = 0
+        for turn in path:
+            stop = begin + len(episode.turns[turn].tokens)
+            if episode.turns[turn].completion is not None and turn not in seen and stop > begin:
+                if not begin:
+                    raise RewardError("a completion without a prompt: its first token has nothing to be predicted from")
+                places.append((turn, begin, stop))
+            begin = stop
+        seen.update(path)
+        if places:
+            out.append((concat_tokens([episode.turns[turn].tokens for turn in path]), places))
+    return out

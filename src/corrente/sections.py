@@ -1,0 +1,23 @@
+"""What the sections of a config have in common: frozen, closed to unknown keys, told apart by ``kind``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
+    pass
+
+
+class Kind(Section, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    pass

@@ -1,0 +1,195 @@
+"""Weights through a folder that learner and engines see: the slowest transport, and the one that needs least.
+
+A version is a folder of its own: written aside, flushed to the disk, marked as complete last, and then moved to its place. What
+has no marker, or another layout's, or does not sum up, is refused. The folder belongs to one run at a time.
+
+    v00000012-5f3a91c2/   weights.safetensors   every tensor as the engine wants it, or the change from its base (delta.py)
+                          commit.json           Commit
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from corrente.config import Disk
+from corrente.errors import SyncError
+from corrente.sync import delta, digest, pack
+from corrente.sync.base import OnDisk, Order
+from corrente.sync.inbox import Delivery
+from corrente.sync.layout import Layout
+from corrente.sync.outbox import Packed
+
+WEIGHTS, COMMIT, LOCK = "weights.safetensors", "commit.json", ".lock"
+STAGED = ".staged-"
+_VERSION = re.compile(rf"({re.escape(STAGED)})?v\d{{8,}}-[0-9a-f]{{8}}")
+"""What is cleared away when a run begins; a folder may hold other things as well."""
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Says that a folder is whole. ``digest`` is that of the version, after the change where it is one; ``nbytes`` the size of
+    the file beside it."""
+
+    version: int
+    base: int | None
+    digest: str
+    nbytes: int
+
+
+class DiskOutlet:
+    """The learner's half. SyncError when another run holds the folder."""
+
+    device = "cpu"
+
+    def __init__(self, section: Disk, *, layout: Layout, folder: Path) -> None:
+        self._section, self._layout = section, layout
+        self._folder = Path(section.path).absolute() if section.path else folder
+        self._written: list[OnDisk] = []
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self._folder)
+        except OSError as error:
+            raise SyncError(f"sync.path: weights cannot be written to {self._folder}: {error.strerror}") from error
+        for left in [entry for entry in self._folder.iterdir() if _VERSION.fullmatch(entry.name)]:
+            shutil.rmtree(left)
+
+    def offer(self, order: Order, new: Packed, base: Packed | None) -> OnDisk:
+        found = next((o for o in self._written if (o.version, o.base) == (order.version, None)), None)
+        if found is None or order.version != order.live:
+            found = self._write(order, new, base)
+            self._written.append(found)
+            self._prune(order.live)
+        return msgspec.structs.replace(found, slot=order.slot)
+
+    def quiet(self, slot: int) -> None:
+        return
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def _write(self, order: Order, new: Packed, base: Packed | None) -> OnDisk:
+        name = f"v{order.version:08d}-{secrets.token_hex(4)}"
+        staged, final = self._folder / f"{STAGED}{name}", self._folder / name
+        tensors = pack.views(self._layout, new.bytes)
+        if base is not None:
+            tensors = delta.encode(self._layout, base.bytes, new.bytes)
+        try:
+            staged.mkdir()
+            save_file(tensors, staged / WEIGHTS)
+            commit = Commit(
+                version=order.version,
+                base=base.version if base else None,
+                digest=digest.of(self._layout, new.bytes),
+                nbytes=(staged / WEIGHTS).stat().st_size,
+            )
+            _flush(staged / WEIGHTS)
+            (staged / COMMIT).write_bytes(msgspec.json.encode(commit))
+            _flush(staged / COMMIT)
+            _flush(staged)
+            staged.rename(final)
+            _flush(self._folder)
+        except OSError as error:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise SyncError(f"version {order.version} could not be written to {self._folder}: {error}") from error
+        return OnDisk(
+            version=order.version,
+            slot=order.slot,
+            nbytes=commit.nbytes,
+            base=commit.base,
+            path=str(final),
+            deadline_s=self._section.deadline_s,
+        )
+
+    def _prune(self, live: int | None) -> None:
+        """Keep the newest, and what the engines hold."""
+        old = [offer for offer in self._written[: -self._section.keep] if offer.version != live]
+        self._written = [offer for offer in self._written if offer not in old]
+        for offer in old:
+            shutil.rmtree(offer.path, ignore_errors=True)
+
+
+class DiskFetcher:
+    """The engine's half."""
+
+    on_host = True
+
+    def fetch(self, offer: OnDisk, delivery: Delivery) -> None:
+        commit = _read_commit(Path(offer.path))
+        if (commit.version, commit.base) != (offer.version, offer.base):
+            raise SyncError(f"{offer.path} holds version {commit.version} on base {commit.base}, not what was offered")
+        weights = Path(offer.path) / WEIGHTS
+        if weights.stat().st_size != commit.nbytes:
+            raise SyncError(f"{weights} has {weights.stat().st_size} bytes; {commit.nbytes} were written")
+        if delivery.base is not None:
+            changes = _tensors(weights, delivery)
+            delta.apply(delivery.layout, changes, delivery.base, delivery.target)
+        else:
+            _read(weights, delivery)
+        delivery.remaining_s()
+        if digest.of(delivery.layout, delivery.target) != commit.digest:
+            raise SyncError(f"{offer.path} is not what the learner wrote: the checksum is another")
+
+    def close(self) -> None:
+        return
+
+
+def _read(weights: Path, delivery: Delivery) -> None:
+    """Every tensor of the layout, straight into its place."""
+    with safe_open(weights, framework="pt") as file:
+        views = pack.views(delivery.layout, delivery.target)
+        if set(file.keys()) != set(views):
+            odd = sorted(set(file.keys()) ^ set(views))
+            raise SyncError(f"{weights} is of another model: {odd[0]!r} is in one of the two only")
+        for name, view in views.items():
+            delivery.remaining_s()
+            tensor = file.get_tensor(name)
+            if tensor.shape != view.shape or tensor.dtype != view.dtype:
+                raise SyncError(f"{weights} has {name!r} as {tensor.dtype} {tuple(tensor.shape)}; the engine has not")
+            view.copy_(tensor)
+
+
+def _tensors(weights: Path, delivery: Delivery) -> dict[str, torch.Tensor]:
+    with safe_open(weights, framework="pt") as file:
+        found: dict[str, torch.Tensor] = {}
+        for name in file.keys():  # noqa: SIM118 (a file is no mapping)
+            delivery.remaining_s()
+            found[name] = file.get_tensor(name)
+        return found
+
+
+def _read_commit(folder: Path) -> Commit:
+    try:
+        return msgspec.json.decode((folder / COMMIT).read_bytes(), type=Commit)
+    except OSError as error:
+        raise SyncError(f"{folder} holds no complete version: {COMMIT}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise SyncError(f"{folder} holds no complete version: {COMMIT}: {error}") from error
+
+
+def _lock(folder: Path) -> int:
+    """Hold the folder until this process ends. SyncError when another holds it."""
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise SyncError(f"sync.path: {folder} is in use by another run; give this one a folder of its own") from error
+    return fd
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written to a file, or the names in a folder."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,119 @@
+"""The policy of some versions ago, kept at hand while the run goes on: who keeps which version where, and how versions get there.
+
+    Shelf      which of its slots a follower fills next, and which version it uses: ``lag`` behind the newest that it has
+    Followed   a Sync around another: each version that goes live is also brought to a follower, beside the pipeline
+
+A follower is a Receiver with lag + 2 slots of its own: lag + 1 versions that it has, and room for the next. It fetches while it
+serves, and takes up another version between two calls. The pipeline waits for it in one case alone: when it has not fetched a
+version by the time the next one is to be staged, for the learner would overwrite it. A version that could not be brought is
+skipped with a warning: the follower then uses an older one, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+
+from corrente.errors import SyncError
+from corrente.sync.base import ApplyMode, Flip, Receiver, Sync, Update
+from corrente.types import Metrics
+from corrente.waiting import Bell
+
+TRIES = 3
+"""Of bringing one version to a follower."""
+
+
+class Shelf:
+    """lag + 2 slots. ``spare``: the one to be filled next; ``put`` says which version is whole there, and returns the version to
+    be used from now on, as an Update of its slot."""
+
+    def __init__(self, lag: int) -> None:
+        if lag < 1:
+            raise SyncError(f"a follower of lag {lag}: it must be at least 1")
+        self._lag = lag
+        self._kept: list[Update] = []
+
+    @property
+    def slots(self) -> int:
+        return self._lag + 2
+
+    @property
+    def spare(self) -> int:
+        taken = {update.slot for update in self._kept}
+        return next(slot for slot in range(self.slots) if slot not in taken)
+
+    @property
+    def used(self) -> Update | None:
+        """What the last ``put`` returned."""
+        return self._kept[0] if self._kept else None
+
+    def put(self, version: int) -> Update:
+        """``version`` is whole in the spare slot. Returns the newest that is at least ``lag`` behind it, else the oldest."""
+        newest = self._kept[-1].version if self._kept else -1
+        if version > newest:
+            self._kept.append(Update(version=version, slot=self.spare))
+        old_enough = [at for at, update in enumerate(self._kept) if update.version <= version - self._lag]
+        self._kept = self._kept[old_enough[-1] if old_enough else 0 :]
+        return self._kept[0]
+
+
+class Followed:
+    """Implements Sync. ``run`` must be running. ``tell`` hears of versions that the follower missed."""
+
+    def __init__(self, inner: Sync, follower: Receiver, *, tell: Callable[[str, str], None]) -> None:
+        self._inner, self._follower, self._tell = inner, follower, tell
+        self._live = self._settled = -1
+        self._bell = Bell()
+        self._missed = 0
+        self._waited_s = 0.0
+
+    async def run(self) -> None:
+        """Bring each live version to the follower, until cancelled."""
+        while True:
+            await self._bell.until(lambda: self._settled < self._live)
+            version = self._live
+            await self._bring(version)
+            self._settled = version
+            self._bell.ring()
+
+    async def _bring(self, version: int) -> None:
+        failure = ""
+        for attempt in range(TRIES):
+            await anyio.sleep(0.1 * (2**attempt - 1))
+            try:
+                return await self._inner.catch_up(self._follower)
+            except SyncError as error:
+                failure = f"version {version} did not reach the follower: {error}"
+        self._missed += 1
+        self._tell("warning", failure)
+
+    async def stage(self, version: int) -> Update:
+        """See Sync.stage. Waits until the follower has the live version, or was found unable to get it."""
+        began = anyio.current_time()
+        await self._bell.until(lambda: self._settled >= self._live)
+        self._waited_s = anyio.current_time() - began
+        return await self._inner.stage(version)
+
+    async def flip(self, update: Update, mode: ApplyMode) -> Flip:
+        """See Sync.flip. The first returns when the follower has that version too, or was found unable to get it: before that it
+        could serve nobody."""
+        first = self._live < 0
+        flip = await self._inner.flip(update, mode)
+        self._live = update.version
+        self._bell.ring()
+        if first:
+            await self._bell.until(lambda: self._settled >= self._live)
+        return flip
+
+    async def catch_up(self, receiver: Receiver) -> None:
+        """See Sync.catch_up."""
+        await self._inner.catch_up(receiver)
+
+    def stats(self) -> Metrics:
+        """Those of the sync within; versions that the follower missed, and seconds that the last stage waited for it."""
+        return {
+            **self._inner.stats(),
+            "publish/follower_missed": float(self._missed),
+            "publish/follower_wait_s": self._waited_s,
+        }

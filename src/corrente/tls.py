@@ -1,0 +1,17 @@
+"""What a setting ``verify`` means to an HTTP client."""
+
+from __future__ import annotations
+
+import ssl
+
+from corrente.errors import ConfigError
+
+
+def context(verify: bool | str, *, key: str) -> ssl.SSLContext | bool:
+    """True, false, or a context that trusts the certificates in a file. ConfigError, naming ``key``, when it holds none."""
+    if isinstance(verify, bool):
+        return verify
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{key} = {verify!r}: true, false or a file of certificates is allowed ({error})") from error

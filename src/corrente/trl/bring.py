@@ -1,0 +1,323 @@
+"""What a trainer is given as objects, turned into what workers can read: directories, and keys of a RunConfig.
+
+A loaded model, a tokenizer of the user's and loaded reward models are written below OUTPUT_DIR/.corrente, for the workers are
+other processes, into a folder of the trainer's own, and removed with it. Names of the Hugging Face hub are downloaded by
+huggingface_hub, or found in its cache. Nothing here loads weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corrente import models
+from corrente.errors import ConfigError
+from corrente.score.builtins import BUILTINS
+from corrente.score.resolve import resolve
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "spiece.model",
+)
+BENCH = ".corrente"
+"""Where trainers of an OUTPUT_DIR put what they are given as objects."""
+MANY = 1_000_000
+"""Turns, where TRL has no limit but that of tokens."""
+PEFT_KEYS = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+
+
+class Rewards(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Functions to be called here, with their weights, and ``reward.scorers`` for models."""
+
+    functions: tuple[Callable[..., Any], ...] = ()
+    weights: tuple[float, ...] = ()
+    scorers: tuple[dict[str, Any], ...] = ()
+
+    def tables(self) -> dict[str, Any]:
+        return {
+            "reward.functions": [],
+            "reward.weights": list(self.weights),
+            "reward.scorers": [dict(scorer) for scorer in self.scorers],
+        }
+
+
+class Workbench:
+    """A trainer's own folder, made when something is put there, and locked as long as the trainer lives: several trainers may
+    have one OUTPUT_DIR. Folders of those that were killed are removed."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._output = output_dir
+        self._own: Path | None = None
+        self._lock: int | None = None
+        self._seen: tuple[int, ...] = ()
+
+    def model(self, model: Any, processing_class: Any, *, revision: str | None = None) -> str:
+        """A directory with the model and the tokenizer that is to be used."""
+        if not isinstance(model, str | Path):
+            return str(self._loaded(model, processing_class))
+        path = _directory(str(model), key="model", revision=revision)
+        if processing_class is None:
+            return path
+        return self._beside("model", path, processing_class, key="processing_class")
+
+    def reward(self, at: int, model: Any, processing_class: Any) -> str:
+        """A directory with a reward model, loaded or in a directory, and its tokenizer."""
+        name, key = f"reward-{at}", f"reward_processing_classes[{at}]"
+        if isinstance(model, str):
+            return model if processing_class is None else self._beside(name, model, processing_class, key=key)
+        home = self._empty(name)
+        model.save_pretrained(home)
+        _saved_tokenizer(model, processing_class, home, key=key)
+        return str(home)
+
+    def remove(self) -> None:
+        if self._own is None:
+            return
+        with _held(self._output):
+            shutil.rmtree(self._own, ignore_errors=True)
+            with contextlib.suppress(OSError):  # others have theirs in it
+                self._own.parent.rmdir()
+        _release(self._lock)
+        self._own, self._seen = None, ()
+
+    def _loaded(self, model: Any, processing_class: Any) -> Path:
+        """Written again only where a parameter has changed since."""
+        changes = tuple(parameter._version for parameter in model.parameters())
+        home = self._folder() / "model"
+        if changes != self._seen or not home.is_dir():
+            home = self._empty("model")
+            model.save_pretrained(home)
+            _saved_tokenizer(model, processing_class, home, key="processing_class")
+            self._seen = changes
+        return home
+
+    def _beside(self, name: str, path: str, processing_class: Any, *, key: str) -> str:
+        """A model that is on disk, with this tokenizer in place of its own."""
+        home = self._empty(name)
+        for file in models.resolve(path).iterdir():
+            if not any(file.match(pattern) for pattern in TOKENIZER_FILES):
+                (home / file.name).symlink_to(file.resolve())
+        _tokenizer(processing_class, key=key).save_pretrained(home)
+        return str(home)
+
+    def _empty(self, name: str) -> Path:
+        home = self._folder() / name
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        return home
+
+    def _folder(self) -> Path:
+        if self._own is None:
+            self._output.mkdir(parents=True, exist_ok=True)
+            with _held(self._output):
+                bench = self._output / BENCH
+                bench.mkdir(exist_ok=True)
+                for left in bench.iterdir():
+                    if (lock := _lock(left, fcntl.LOCK_NB)) is not None:
+                        shutil.rmtree(left, ignore_errors=True)
+                        _release(lock)
+                self._own = Path(tempfile.mkdtemp(dir=bench))
+                self._lock = _lock(self._own)
+        return self._own
+
+
+def _lock(folder: Path, how: int = 0) -> int | None:
+    """What holds the folder until it is released or its process ends. None: another does, it is gone, or there are no locks."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | how)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _release(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """One process at a time."""
+    lock = _lock(folder)
+    try:
+        yield
+    finally:
+        _release(lock)
+
+
+def check_model(model: Any) -> None:
+    """Raise ConfigError for what is no model that can be trained."""
+    if isinstance(model, str | Path):
+        return
+    if hasattr(model, "peft_config"):
+        raise ConfigError(
+            "model: a PeftModel; give its base model, and the adapter as peft_config, or one that exists with "
+            "corrente={'adapters.kind': 'lora', 'adapters.init': FOLDER}"
+        )
+    if not hasattr(model, "save_pretrained") or not hasattr(model, "parameters"):
+        raise ConfigError(
+            f"model: of type {type(model).__name__}; it must be a path, a name, or a Hugging Face causal LM"
+        )
+
+
+def rewards(given: Any, processing_classes: Any, weights: Sequence[float] | None, bench: Workbench) -> Rewards:
+    """``reward_funcs`` as TRL takes them: one or a list of functions, names of functions, and models by name, path or loaded."""
+    members = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    if weights is not None and len(weights) != len(members):
+        raise ConfigError(
+            f"reward_weights: {len(weights)} for {len(members)} reward functions; it must have one for each"
+        )
+    classes = processing_classes if isinstance(processing_classes, list) else [processing_classes] * (len(members) or 1)
+    if len(classes) != max(1, len(members)):
+        raise ConfigError(
+            f"reward_processing_classes: {len(classes)} for {len(members)} reward functions; None where one has none"
+        )
+    functions: list[tuple[Callable[..., Any], float]] = []
+    scorers: list[dict[str, Any]] = []
+    for at, (member, tokenizer) in enumerate(zip(members, classes, strict=False)):
+        weight = 1.0 if weights is None else float(weights[at])
+        if _is_function(member):
+            functions.append(
+                (resolve(member, key=f"reward_funcs[{at}]") if isinstance(member, str) else member, weight)
+            )
+            continue
+        scorers.append(
+            {"kind": "reward_model", "weight": weight, "chat": "given", **_scorer(at, member, tokenizer, bench)}
+        )
+    return Rewards(
+        functions=tuple(f for f, _ in functions), weights=tuple(w for _, w in functions), scorers=tuple(scorers)
+    )
+
+
+def _is_function(member: Any) -> bool:
+    if isinstance(member, str):
+        return member in BUILTINS or ":" in member
+    return callable(member) and not hasattr(member, "save_pretrained")
+
+
+def _scorer(at: int, member: Any, tokenizer: Any, bench: Workbench) -> dict[str, Any]:
+    key = f"reward_funcs[{at}]"
+    if isinstance(member, str | Path):
+        path = bench.reward(at, _directory(str(member), key=key), tokenizer)
+        return {"path": path, "name": str(member).rstrip("/").rpartition("/")[2]}
+    if hasattr(member, "save_pretrained"):
+        name = str(getattr(member.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2] or f"reward_model_{at}"
+        return {"path": bench.reward(at, member, tokenizer), "name": name}
+    raise ConfigError(
+        f"{key}: of type {type(member).__name__}; it must be a function, or a Hugging Face sequence classifier"
+    )
+
+
+def adapters(peft_config: Any) -> dict[str, Any]:
+    """The keys of the section adapters that a peft LoraConfig stands for. What they do not say is refused by name."""
+    if peft_config is None:
+        return {}
+    if str(getattr(peft_config, "peft_type", "")).rpartition(".")[2] != "LORA":
+        raise ConfigError(f"peft_config: of type {type(peft_config).__name__}; only a LoraConfig is trained")
+    told = {
+        *PEFT_KEYS,
+        "target_modules",
+        "target_parameters",
+        "task_type",
+        "peft_type",
+        "inference_mode",
+        "peft_version",
+    }
+    plain = type(peft_config)()
+    for name, default in vars(plain).items():
+        value = getattr(peft_config, name)
+        if name not in told and value != default and value:
+            raise ConfigError(
+                f"peft_config: {name} = {value!r} is not supported; of a LoraConfig r, lora_alpha, lora_dropout, "
+                "target_modules and target_parameters are"
+            )
+    targets = peft_config.target_modules
+    if targets is None:
+        raise ConfigError("peft_config: target_modules = None; name the layers, or 'all-linear'")
+    if isinstance(targets, str) and targets != "all-linear":
+        raise ConfigError(
+            f"peft_config: target_modules = {targets!r}; it must be a list of names or ends of names, or 'all-linear'"
+        )
+    return {
+        "adapters.kind": "lora",
+        **{f"adapters.{ours}": getattr(peft_config, theirs) for theirs, ours in PEFT_KEYS.items()},
+        "adapters.targets": [targets] if isinstance(targets, str) else sorted(targets),
+        "adapters.target_parameters": sorted(getattr(peft_config, "target_parameters", None) or ()),
+    }
+
+
+def _directory(name: str, *, key: str, revision: str | None = None) -> str:
+    """A directory, or a name corrente knows, as it is; a name of the hub as where huggingface_hub has it."""
+    if Path(name).is_dir() or name in models.KNOWN:
+        return name
+    if name.count("/") != 1 or name.startswith(("/", ".", "~")):
+        raise ConfigError(f"{key} = {name!r}: no such directory, nor a name OWNER/MODEL of the Hugging Face hub")
+    from huggingface_hub import snapshot_download
+
+    files = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return str(snapshot_download(name, revision=revision, allow_patterns=files))
+    except Exception as error:  # of network, hub, disk and cache; each library version has others
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"{key} = {name!r}: no such directory, and the Hugging Face hub does not give it: {reason}"
+        ) from error
+
+
+def _saved_tokenizer(model: Any, processing_class: Any, home: Path, *, key: str) -> None:
+    if processing_class is not None:
+        _tokenizer(processing_class, key=key).save_pretrained(home)
+        return
+    from transformers import AutoTokenizer
+
+    name = str(getattr(model.config, "_name_or_path", ""))
+    try:
+        AutoTokenizer.from_pretrained(name).save_pretrained(home)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{key} = None: the model was loaded from {name!r}, and there is no tokenizer there; give it"
+        ) from error
+
+
+def _tokenizer(processing_class: Any, *, key: str) -> Any:
+    if hasattr(processing_class, "image_processor"):
+        raise ConfigError(f"{key}: a processor of images; prompts are text here, so give its tokenizer")
+    if not hasattr(processing_class, "save_pretrained"):
+        raise ConfigError(f"{key}: of type {type(processing_class).__name__}; it must be a Hugging Face tokenizer")
+    return processing_class
+
+
+def placeholders(args: Any) -> list[dict[str, Any]]:
+    """The rows of a run whose environment brings its own data: as in TRL, prompts without words, as many as a step may have."""
+    if args.max_steps <= 0:
+        raise ConfigError(
+            f"max_steps = {args.max_steps}: without a train_dataset there are no epochs; give the steps to take"
+        )
+    count = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return [{"prompt": [{"role": "user", "content": ""}]} for _ in range(count)]
+
+
+def rows(dataset: Any) -> int | None:
+    """How many prompts a dataset has, or several together; None where it does not say."""
+    if isinstance(dataset, Mapping):
+        each = [rows(part) for part in dataset.values()]
+        return None if None in each else sum(count for count in each if count is not None)
+    return len(dataset) if hasattr(dataset, "__len__") else None

@@ -1,0 +1,62 @@
+"""Going on with a run of OUTPUT_DIR: what it keeps of how it began, and what a trainer that resumes it may say otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from corrente import loading, runfolder
+from corrente.config import Full, RunConfig
+from corrente.errors import ConfigError
+from corrente.trl.bring import BENCH
+from corrente.trl.weights import put_aside
+
+
+def resumed(config: RunConfig, start: Path, output: Path) -> RunConfig:
+    """``config`` as that of the run that checkpoint ``start`` is of. ConfigError for what a resumed run cannot change.
+
+    Weights that trainers have written below ``output``, which the run began with, are its own affair: those of an earlier
+    train() are taken over, and a loaded model's copy is the present one. Any other model or adapter has to be the same.
+    """
+    folder = start.parents[1]
+    before = loading.load(folder / runfolder.CONFIG)
+    config = msgspec.structs.replace(
+        config, run=msgspec.structs.replace(config.run, dir=str(folder.parent), name=folder.name)
+    )
+    init = "" if isinstance(before.adapters, Full) else before.adapters.init
+    if _below(init, output) and not isinstance(config.adapters, Full):
+        config = msgspec.structs.replace(config, adapters=msgspec.structs.replace(config.adapters, init=init))
+    began = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=before.model.path))
+    own = _below(before.model.path, output)
+    with _in_words_of_trl():
+        runfolder.reopen(began if own else config)
+    return began if own and not _below(before.model.path, output / BENCH) else config
+
+
+@contextmanager
+def held(folder: Path, config: RunConfig, *, start: Path | None) -> Iterator[None]:
+    """Hold the run's folder. If it goes on from ``start``, what was written after that is put aside, or taken back."""
+    with ExitStack() as stack:
+        with _in_words_of_trl():
+            stack.enter_context(runfolder.held(folder))
+        if start is not None:
+            put_aside(start)
+            runfolder.keep(folder, config)
+        yield
+
+
+@contextmanager
+def _in_words_of_trl() -> Iterator[None]:
+    """Faults of resuming name the options of a command line, which a script does not have."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).replace("--resume", "resume_from_checkpoint").replace("--name", "run_name")
+        raise ConfigError(text) from None
+
+
+def _below(path: str, folder: Path) -> bool:
+    return bool(path) and Path(path).resolve().is_relative_to(folder.resolve())

@@ -1,0 +1,379 @@
+"""AsyncGRPOTrainer and GRPOTrainer: TRL's constructor and methods over a run of corrente.
+
+    constructor     arguments to a RunConfig and what is Given, all checked; no weights are loaded by it
+    train()         a run in OUTPUT_DIR/runs, with callbacks; weights of its last checkpoint are the trainer's then
+    train() again   goes on with the trained weights, as TRL does: state, schedule and optimizer begin anew
+    train(resume_from_checkpoint=True)     goes on with the newest run from its newest checkpoint, or from the one that is named
+
+Where an event loop runs already, as in a notebook, the run has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anyio
+import msgspec
+
+from corrente import assemble, checkpoint, checks, evaluating, models, runfolder
+from corrente.config import Full, RunConfig
+from corrente.errors import ConfigError, Interrupted, PipelineError
+from corrente.given import Given
+from corrente.observe.base import Sink
+from corrente.observe.fanout import Fanout
+from corrente.observe.jsonl import JsonlSink
+from corrente.observe.trackers import open_trackers
+from corrente.parts import Outcome
+from corrente.trl import bring, resuming, weights
+from corrente.trl.callbacks import Callbacks
+from corrente.trl.config import Arguments, AsyncGRPOConfig, GRPOConfig
+from corrente.trl.logs import evaluated
+from corrente.trl.running import run
+from corrente.trl.scripting import Scripting
+from corrente.trl.translate import Facts, count, explained, translate
+from corrente.trl.watching import Watcher
+from corrente.trl.weights import step_of
+
+NOT_OURS = {
+    "get_train_dataloader": "prompts are drawn as slots come free; see docs/how-to/datasets.md",
+    "create_optimizer": "see the section learner of the configuration",
+    "compute_loss": "write an objective: docs/how-to/write-an-implementation.md",
+    "predict": "evaluate() generates and scores",
+}
+
+
+class Trainer(Callbacks, Scripting):
+    """What both trainers do; see the module."""
+
+    config_class: ClassVar[type[Any]]
+    suffix: ClassVar[str]
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        env: Any = None,
+    ) -> None:
+        if not isinstance(callbacks or (), Sequence):
+            raise ConfigError(f"callbacks: {callbacks!r} given; it must be a list of callbacks")
+        _refuse(optimizers=optimizers, quantization_config=quantization_config, rollout_func=rollout_func)
+        bring.check_model(model)
+        self.args = self._arguments(args, model)
+        _check_machine()
+        if train_dataset is None and environment_factory is not None and not isinstance(environment_factory, dict):
+            train_dataset = bring.placeholders(self.args)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self._given_model, self._given_class = model, processing_class
+        self._bench = bring.Workbench(self._output)
+        weakref.finalize(self, self._bench.remove)
+        self._rewards = bring.rewards(reward_funcs, reward_processing_classes, self.args.reward_weights, self._bench)
+        self.reward_funcs = list(self._rewards.functions)
+        self._given = Given(
+            reward_functions=self._rewards.functions,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            tools=tuple(tools or ()),
+            environment_factory=environment_factory,
+            env=env,
+        )
+        self._tables = {**self._rewards.tables(), **bring.adapters(peft_config), **self._env_tables()}
+        self._trained: Path | None = None
+        self._loaded: Any = None
+        self._tokenizer: Any = processing_class
+        self._folder: Path | None = None
+        self._config = self._resolve(self._put_model())
+        self._begin_callbacks(callbacks or (), model=self._here, tokenizer=processing_class)
+
+    # ---- methods of transformers' Trainer ------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: bool | str | None = None) -> Any:
+        """Run to the end of max_steps or num_train_epochs. Returns transformers' TrainOutput.
+
+        Raises PipelineError when the run cannot go on, whatever a callback raised, and KeyboardInterrupt for Ctrl-C or SIGTERM:
+        after the first, with a checkpoint of the version that was trained last, whose weights are then the trainer's; after the
+        second, at once.
+        """
+        config, start = self._where(resume_from_checkpoint)
+        folder = assemble.run_folder(config)
+        with resuming.held(folder, config, start=start):
+            self._folder = folder
+            return self._train(config, folder, start)
+
+    def _train(self, config: RunConfig, folder: Path, start: Path | None) -> Any:
+        from transformers.trainer_utils import TrainOutput
+
+        began_s, steps = time.monotonic(), count(self.args, self._facts(config.model.path))
+        self._begin_state(config, steps, start)
+        stop = anyio.Event()
+        record = JsonlSink(folder, timeline=config.observe.timeline)
+        watcher = Watcher(self, steps=steps, stop=stop, folder=folder, tell=lambda text: record.event("warning", text))
+        outcome = self._run(config, watcher, record, start=start, stop=stop)
+        self._keep(outcome)
+        if watcher.error is not None:
+            raise watcher.error
+        if outcome.ended == "stopped" and not watcher.stopped:
+            raise KeyboardInterrupt(
+                f"stopped after step {self.state.global_step} of {self.state.max_steps}, with a checkpoint; "
+                "train(resume_from_checkpoint=True) goes on"
+            )
+        metrics = self._summary(outcome, watcher, time.monotonic() - began_s, config)
+        self._call("on_train_end")
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        return TrainOutput(self.state.global_step, watcher.mean_loss, metrics)
+
+    def _run(
+        self, config: RunConfig, watcher: Watcher, record: Sink, *, start: Path | None, stop: anyio.Event
+    ) -> Outcome:
+        """The run itself. Its sinks are closed, however it ends."""
+        folder, sinks = assemble.run_folder(config), [record]
+        try:
+            self._hand(self._here)
+            self._call("on_train_begin")
+            self._call("on_epoch_begin")
+            self._call("on_step_begin")
+            sinks += [*open_trackers(config, folder, done=step_of(start) if start else 0), watcher]
+            self._hand(None)  # the learner has it
+            return run(
+                lambda signals: assemble.main(
+                    config, sinks=sinks, resume=start is not None, given=self._given, signals=signals, stop=stop
+                ),
+                stop=stop,
+            )
+        except BaseException as error:
+            Fanout(sinks).close()
+            if isinstance(error, ConfigError) and start is None and not self.state.global_step:
+                shutil.rmtree(folder, ignore_errors=True)  # nothing was trained: nothing is left
+            if isinstance(error, Interrupted):
+                raise KeyboardInterrupt(str(error)) from error
+            raise
+
+    def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Generate and score held-out prompts with the present weights; returns metrics that begin with the prefix.
+
+        Completions that were lost are in no mean; a warning says how many, and what of. PipelineError when all were.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ConfigError("evaluate: there is no eval_dataset; give one here, or to the trainer")
+        given = msgspec.structs.replace(self._given, eval_dataset=dataset)
+        rows = bring.rows(dataset) or self._config.eval.prompts
+        self._put_model()
+        config = msgspec.structs.replace(self._config, eval=msgspec.structs.replace(self._config.eval, prompts=rows))
+        config = self._with_weights(config, self._trained)
+        step, steps = self.state.global_step, count(self.args, self._facts(config.model.path))
+        version = step // (steps.updates * steps.per_version)
+        found = run(lambda _: evaluating.evaluate(config, given=given, step=step, version=version))
+        if lost := int(found.metrics["eval/lost"]):
+            told = f"{lost} completions were lost; the first: {found.error}"
+            if not found.metrics["eval/episodes"]:
+                raise PipelineError(f"evaluate: all {told}")
+            warnings.warn(f"evaluate: {told}", stacklevel=2)
+        logs = {f"{metric_key_prefix}{n.removeprefix('eval')}": v for n, v in evaluated(found.metrics).items()}
+        self.log(logs)
+        self._call("on_evaluate", metrics=logs)
+        return logs
+
+    def save_model(self, output_dir: str | None = None) -> None:
+        """Write the present weights and their tokenizer as a Hugging Face, or peft, directory; OUTPUT_DIR if none is named."""
+        target = Path(output_dir) if output_dir else self._output
+        target.mkdir(parents=True, exist_ok=True)
+        weights.copy_model(self._weights(), target, self._given_model)
+
+    @property
+    def config(self) -> RunConfig:
+        """What the arguments come to."""
+        return self._config
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Where the last train() wrote; None before the first."""
+        return self._folder
+
+    @property
+    def model(self) -> Any:
+        """The model with the present weights: the one that was given, or one that is loaded when it is first asked for."""
+        if self._loaded is None:
+            self._loaded = weights.load(self._weights(), self._given_model, self._model_path)
+        return self._loaded
+
+    @property
+    def processing_class(self) -> Any:
+        """The tokenizer: the one that was given, or that of the model."""
+        if self._tokenizer is None:
+            self._tokenizer = weights.load_tokenizer(str(models.resolve(self._model_path)))
+        return self._tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        why = NOT_OURS.get(name)
+        raise AttributeError(f"{type(self).__name__} has no {name}{f': {why}' if why else ''}")
+
+    # ---- from arguments to a run ---------------------------------------------------------------------------------------------
+
+    def _arguments(self, args: Any, model: Any) -> Any:
+        if args is None:
+            name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "") or "model"
+            return self.config_class(output_dir=f"{str(name).rstrip('/').rpartition('/')[2]}-{self.suffix}")
+        if isinstance(args, self.config_class):
+            return args
+        wanted = self.config_class.__name__
+        if isinstance(args, Arguments):
+            raise ConfigError(f"args: {type(args).__name__} given; {type(self).__name__} takes {wanted}")
+        raise ConfigError(f"args: of type {type(args).__module__}.{type(args).__name__}; it must be corrente.{wanted}")
+
+    @property
+    def _output(self) -> Path:
+        return Path(self.args.output_dir or "trainer_output")
+
+    def _put_model(self) -> str:
+        revision = (self.args.model_init_kwargs or {}).get("revision")
+        self._model_path = self._bench.model(self._given_model, self._given_class, revision=revision)
+        return self._model_path
+
+    def _facts(self, model: str) -> Facts:
+        return Facts(
+            model=model,
+            rows=bring.rows(self.train_dataset),
+            evaluates=self.eval_dataset is not None,
+            eval_rows=bring.rows(self.eval_dataset),
+            tables=self._tables,
+        )
+
+    def _resolve(self, model: str) -> RunConfig:
+        if self.train_dataset is None:
+            raise ConfigError("train_dataset: give one; a list of dicts with a 'prompt' in each will do")
+        config = translate(self.args, self._facts(model))
+        try:
+            checks.check(config, self._given)
+        except ConfigError as error:
+            raise explained(error, self.args) from None
+        return config
+
+    def _env_tables(self) -> dict[str, Any]:
+        turns = self.args.max_tool_calling_iterations
+        if not self._given.tools and self._given.environment_factory is None:
+            return {}
+        return {
+            "env.kind": "tools" if self._given.environment_factory is None else "environment",
+            "env.max_turns": bring.MANY if turns is None else turns + 1,
+            "env.max_total_tokens": self.args.max_completion_length,
+        }
+
+    def _where(self, resume: bool | str | None) -> tuple[RunConfig, Path | None]:
+        """The config of the run that train() makes or goes on with, and the checkpoint it starts from."""
+        if not resume:
+            config = self._resolve(self._put_model())
+            if isinstance(self._given_model, str | Path) or not isinstance(config.adapters, Full):
+                config = self._with_weights(config, self._trained)  # a module that was given has them already
+            return runfolder.create(config)[0], None
+        start = weights.checkpoint_of(self._output, resume)
+        return resuming.resumed(self._resolve(self._put_model()), start, self._output), start
+
+    def _with_weights(self, config: RunConfig, trained: Path | None) -> RunConfig:
+        if trained is None:
+            return config
+        if isinstance(config.adapters, Full):
+            return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(trained)))
+        return msgspec.structs.replace(config, adapters=msgspec.structs.replace(config.adapters, init=str(trained)))
+
+    # ---- after a run ---------------------------------------------------------------------------------------------------------
+
+    def _keep(self, outcome: Outcome) -> None:
+        if outcome.checkpoint is not None:
+            self._trained = outcome.checkpoint / checkpoint.LEARNER
+        if self._loaded is not None or not isinstance(self._given_model, str | Path):
+            self._loaded = weights.load(self._weights(), self._given_model, self._model_path)
+        self._hand(self._here)
+
+    @property
+    def _here(self) -> Any:
+        """The model, if it is in this process."""
+        given = None if isinstance(self._given_model, str | Path) else self._given_model
+        return given if self._loaded is None else self._loaded
+
+    def _weights(self) -> Path:
+        return self._trained or Path(models.resolve(self._model_path))
+
+    def _summary(self, outcome: Outcome, watcher: Watcher, took_s: float, config: RunConfig) -> dict[str, float]:
+        samples = outcome.counts.get("trained", 0) * config.run.group_size
+        metrics = {
+            "train_runtime": took_s,
+            "train_samples_per_second": samples / took_s,
+            "train_steps_per_second": outcome.steps / took_s,
+            "train_loss": watcher.mean_loss,
+        }
+        watcher.log(dict(metrics))
+        return metrics
+
+
+class GRPOTrainer(Trainer):
+    """TRL's GRPOTrainer: generation and training alternate, in one process; the same pipeline without a buffer."""
+
+    config_class = GRPOConfig
+    suffix = "GRPO"
+
+
+class AsyncGRPOTrainer(Trainer):
+    """TRL's AsyncGRPOTrainer: generation never stops and training never waits, within max_staleness versions of one another."""
+
+    config_class = AsyncGRPOConfig
+    suffix = "AsyncGRPO"
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        tools: Sequence[Callable[..., Any]] | None = None,
+        environment_factory: Any = None,
+        **named: Any,
+    ) -> None:
+        """TRL's order, which is not that of GRPOTrainer; ``named``: what else that one takes."""
+        named |= {"processing_class": processing_class, "callbacks": callbacks, "optimizers": optimizers}
+        named |= {"tools": tools, "environment_factory": environment_factory}
+        super().__init__(model, reward_funcs, args, train_dataset, **named)
+
+
+def _refuse(*, optimizers: Any, quantization_config: Any, rollout_func: Any) -> None:
+    if tuple(optimizers or ()) not in ((), (None, None)):
+        raise ConfigError(
+            "optimizers: the optimizer lives in the learner, which is AdamW; see learning_rate, adam_beta1 and the like"
+        )
+    if quantization_config is not None:
+        raise ConfigError(
+            "quantization_config: the model is trained in float32 or bfloat16; give peft_config to save memory"
+        )
+    if rollout_func is not None:
+        raise ConfigError(
+            "rollout_func: it generates by itself; give environment_factory, or env with an object of corrente.env.base.Env"
+        )
+
+
+def _check_machine() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: start the script once, with python; engines and learner are started by it"
+        )

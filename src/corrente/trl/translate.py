@@ -1,0 +1,330 @@
+"""From TRL's arguments to the tables of a RunConfig: pure, of what is known before a model is loaded.
+
+    config = translate(args, facts)          checked by the caller, with what the caller brings (Given)
+
+Batches are counted as TRL counts them: per_device_train_batch_size x gradient_accumulation_steps completions an optimizer step,
+and num_generations of each prompt, so a step is of that many whole groups. With num_iterations mu a step here is mu of TRL's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corrente import loading, schema
+from corrente.config import RunConfig
+from corrente.errors import ConfigError
+from corrente.trl import engines, objective
+from corrente.trl.config import ARGUMENTS, PASSED_ON, Arguments, check
+
+Writes = Iterable[tuple[str, Any]]
+"""RunConfig keys and their values."""
+HUNG_S = 600.0
+"""TRL's reward functions, tools and environments have no deadline. One that hangs for ever would take its slot with it."""
+DRAWN = ("temperature", "top_k", "top_p", "min_p")
+"""Held-out prompts are sampled as the others are."""
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+TRACKERS = ("tensorboard", "wandb", "trackio")
+KEEP_ALL = 1_000_000
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer's other arguments come to. ``rows``: of the dataset, None where it does not say. ``tables``: keys that
+    follow from objects (model, rewards, adapters, tools)."""
+
+    model: str
+    rows: int | None = None
+    evaluates: bool = False
+    eval_rows: int | None = None
+    tables: dict[str, Any] = {}
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """``groups`` of a step, ``updates`` made with each batch, steps ``per_version``, and how many there are in all."""
+
+    groups: int
+    updates: int
+    per_version: int
+    total: int
+    epochs: int
+    per_epoch: int
+
+
+def translate(args: Arguments, facts: Facts) -> RunConfig:
+    """The RunConfig that ``args`` ask for. Raises ConfigError, naming the argument; combinations are for ``checks.check``."""
+    check(args)
+    steps = count(args, facts)
+    tables: dict[str, dict[str, Any]] = {}
+    passed = getattr(args, PASSED_ON) or {}
+    for writes in (
+        _direct(args),
+        _run(args, facts, steps),
+        _optimizer(args, steps),
+        objective.objective(args),
+        objective.corrections(args),
+        engines.sampling(args),
+        engines.engine(args),
+        engines.flow(args, steps.groups),
+        _evaluation(args, facts, steps),
+        _saving(args, steps),
+        _logging(args, steps),
+        facts.tables.items(),
+    ):
+        for full, value in writes:
+            section, _, leaf = full.partition(".")
+            tables.setdefault(section, {})[leaf] = value
+    _follow(tables, passed)
+    try:
+        return loading.parse(tables, [f"{k}={schema.show(v)}" for k, v in passed.items()], source="the arguments")
+    except ConfigError as error:
+        raise explained(error, args) from None
+
+
+def _follow(tables: dict[str, dict[str, Any]], passed: Mapping[str, Any]) -> None:
+    """What depends on how tokens are drawn, now that it is known. vLLM says what was kept for a draw only where top_k bounds it;
+    without, the weights of its samples stand for it, as they do in TRL."""
+    drawn = {name: passed.get(f"sampling.{name}", tables["sampling"][name]) for name in DRAWN}
+    tables["eval"] |= drawn
+    weighed = "correct" in tables.get("staleness", {})
+    if weighed and not drawn["top_k"] and (drawn["top_p"] < 1 or drawn["min_p"] > 0):
+        tables["sampling"]["keep_support"] = False
+
+
+def explained(error: ConfigError, args: Arguments) -> ConfigError:
+    """The same fault, with the argument that set the key it is about."""
+    text = str(error).replace(loading.COMMAND_LINE, PASSED_ON)
+    at = text.split(" ", 1)[0].rstrip(":,")
+    names = [
+        n for n in vars(args) if n in ARGUMENTS and ARGUMENTS[n].key == at and ARGUMENTS[n].stance in ("key", "rule")
+    ]
+    if not names or at in (getattr(args, PASSED_ON) or {}):
+        return ConfigError(text)
+    return ConfigError(f"{text} ({at} is set by {' and '.join(f'{n} = {getattr(args, n)!r}' for n in names)})")
+
+
+# ---- how much of what ----------------------------------------------------------------------------------------------------------
+
+
+def count(args: Any, facts: Facts) -> Steps:
+    """The arithmetic of batches, epochs and versions."""
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"):
+        if not isinstance(getattr(args, name), int) or getattr(args, name) < 1:
+            raise ConfigError(f"{name} = {getattr(args, name)!r}: it must be an integer of at least 1")
+    samples, size = args.per_device_train_batch_size * args.gradient_accumulation_steps, args.num_generations
+    if not isinstance(size, int) or size < 2:
+        raise ConfigError(
+            f"num_generations = {size!r}: it must be an integer of at least 2; one has nothing to be compared with"
+        )
+    if samples % size:
+        raise ConfigError(
+            f"num_generations = {size}: per_device_train_batch_size x gradient_accumulation_steps = {samples} must be a multiple "
+            "of it, because an optimizer step is made of whole groups"
+        )
+    groups, updates, per_version = samples // size, args.num_iterations, _per_version(args, samples)
+    per_epoch = math.ceil(facts.rows / groups) if facts.rows else 0
+    if args.max_steps > 0:
+        if args.max_steps % updates:
+            raise ConfigError(f"max_steps = {args.max_steps}: it must be a multiple of num_iterations = {updates}")
+        return Steps(
+            groups=groups,
+            updates=updates,
+            per_version=per_version,
+            total=args.max_steps // updates,
+            epochs=0,
+            per_epoch=per_epoch,
+        )
+    if facts.rows is None:
+        raise ConfigError(
+            f"max_steps = {args.max_steps}: the dataset does not say how many rows it has, so give the steps to take"
+        )
+    if args.num_train_epochs <= 0 or not facts.rows:
+        raise ConfigError(
+            f"num_train_epochs = {args.num_train_epochs}: of {facts.rows} rows there is nothing to train on"
+        )
+    total = math.ceil(math.ceil(args.num_train_epochs * facts.rows) / groups)
+    return Steps(
+        groups=groups,
+        updates=updates,
+        per_version=per_version,
+        total=_up(total, per_version),
+        epochs=math.ceil(args.num_train_epochs),
+        per_epoch=per_epoch,
+    )
+
+
+def _per_version(args: Any, samples: int) -> int:
+    """Steps from one version of the generating weights."""
+    accumulated, per_generation = args.gradient_accumulation_steps, args.steps_per_generation
+    if args.generation_batch_size is not None:
+        if per_generation is not None:
+            raise ConfigError("generation_batch_size and steps_per_generation: give one of them")
+        if args.generation_batch_size % args.per_device_train_batch_size:
+            raise ConfigError(
+                f"generation_batch_size = {args.generation_batch_size}: it must be a multiple of per_device_train_batch_size = "
+                f"{args.per_device_train_batch_size}"
+            )
+        per_generation = args.generation_batch_size // args.per_device_train_batch_size
+    if per_generation is None or per_generation <= accumulated:
+        return args.weight_sync_steps if args.asynchronous else 1
+    if args.asynchronous:
+        raise ConfigError(
+            f"steps_per_generation = {per_generation}: AsyncGRPOConfig says with weight_sync_steps how many steps a version lasts"
+        )
+    if per_generation % accumulated or args.num_iterations > 1:
+        fault = (
+            "a multiple of gradient_accumulation_steps"
+            if per_generation % accumulated
+            else "no more than them with num_iterations"
+        )
+        raise ConfigError(f"steps_per_generation = {per_generation}: it must be {fault} ({accumulated})")
+    return per_generation // accumulated
+
+
+def _up(count_: int, multiple: int) -> int:
+    return -(-count_ // multiple) * multiple
+
+
+def in_steps(args: Any, name: str, value: float, steps: Steps, *, versions: bool) -> int:
+    """An interval in TRL's steps, as steps here; a multiple of those of a version, which a default is rounded up to."""
+    updates = steps.total * steps.updates
+    given = math.ceil(value * updates) if value < 1 else int(value)
+    unit = steps.updates * (steps.per_version if versions else 1)
+    if given % unit and args.says(name) and value >= 1:
+        per = "num_iterations" if steps.updates > 1 else "the steps of a version"
+        raise ConfigError(f"{name} = {value:g}: it must be a multiple of {per} ({unit})")
+    return _up(max(given, 1), unit) // steps.updates
+
+
+# ---- sections ------------------------------------------------------------------------------------------------------------------
+
+
+def _direct(args: Arguments) -> Writes:
+    for name, argument in ARGUMENTS.items():
+        if argument.stance == "key" and hasattr(args, name):
+            yield argument.key, getattr(args, name)
+
+
+def _run(args: Any, facts: Facts, steps: Steps) -> Writes:
+    folder = Path(args.output_dir or "trainer_output")
+    yield "run.dir", str(folder / "runs")
+    yield "run.name", args.run_name or "train"
+    yield "run.steps", steps.total
+    yield "run.prompts_per_step", steps.groups
+    yield "model.path", facts.model
+    yield "model.device", "cpu" if args.use_cpu else "auto"
+    yield "model.dtype", _dtype(args)
+    yield "sync.every", steps.per_version
+    yield "filter.zero_variance", "keep"
+    yield "reward.deadline_s", HUNG_S
+    if "env.kind" in facts.tables:
+        yield "env.deadline_s", HUNG_S
+    yield "prompts.kind", "given"
+    yield "prompts.epochs", steps.epochs
+    yield "prompts.shuffle", bool(args.shuffle_dataset)
+    if args.chat_template_kwargs:
+        yield "chat.template_kwargs", dict(args.chat_template_kwargs)
+
+
+def _dtype(args: Any) -> str:
+    """Of matrix products; what is loaded is float32 in any case."""
+    asked = dict(args.model_init_kwargs or {})
+    asked.pop("revision", None)
+    wanted = asked.pop("dtype", asked.pop("torch_dtype", getattr(args, "dtype", "float32")))
+    if asked:
+        raise ConfigError(
+            f"model_init_kwargs = {asked!r}: only dtype and revision are taken; the model is loaded by the workers"
+        )
+    name = str(wanted).removeprefix("torch.")
+    if name not in ("auto", "float32", "bfloat16", "None"):
+        raise ConfigError(f"dtype = {name!r}: it must be float32, bfloat16 or auto")
+    if args.bf16 is not None:
+        return "bfloat16" if args.bf16 else "float32"
+    return "bfloat16" if name == "bfloat16" else "auto"
+
+
+def _optimizer(args: Any, steps: Steps) -> Writes:
+    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    if kind not in SCHEDULES:
+        raise ConfigError(f"lr_scheduler_type = {kind!r}: it must be one of {', '.join(SCHEDULES)}")
+    updates = steps.total * steps.updates
+    warmup = math.ceil(args.warmup_steps * updates) if args.warmup_steps < 1 else int(args.warmup_steps)
+    yield "learner.schedule", SCHEDULES[kind]
+    yield "learner.warmup_steps", 0 if kind == "constant" else math.ceil(warmup / steps.updates)
+    yield "learner.betas", [args.adam_beta1, args.adam_beta2]
+    recompute = args.gradient_checkpointing if args.activation_checkpointing is None else args.activation_checkpointing
+    yield "learner.gradient_checkpointing", bool(recompute)
+    budget = getattr(args, "token_budget", None)
+    if budget is not None:
+        if budget < 1:
+            raise ConfigError(
+                f"token_budget = {budget}: micro-batches are always cut by tokens; it must be at least 1, or None"
+            )
+        yield "learner.micro_batch_tokens", budget
+
+
+def _evaluation(args: Any, facts: Facts, steps: Steps) -> Writes:
+    strategy = _strategy(args, "eval_strategy")
+    if strategy != "no" and not facts.evaluates:
+        raise ConfigError(f"eval_strategy = {strategy!r}: give the trainer an eval_dataset")
+    if strategy == "no" or not facts.evaluates:
+        yield "eval.every", 0
+    elif strategy == "epoch":
+        yield "eval.every", _each_epoch(args, "eval_strategy", steps) // steps.per_version
+    else:
+        interval = args.logging_steps if args.eval_steps is None else args.eval_steps
+        yield "eval.every", in_steps(args, "eval_steps", interval, steps, versions=True) // steps.per_version
+    if facts.eval_rows:
+        yield "eval.prompts", facts.eval_rows
+    elif facts.evaluates and "eval.prompts" not in (getattr(args, PASSED_ON) or {}):
+        raise ConfigError(
+            "eval_dataset: it does not say how many rows it has; say how many to take with corrente={'eval.prompts': 64}"
+        )
+    yield "eval.samples", args.num_generations_eval or args.num_generations
+    yield "eval.deadline_s", engines.UNLIMITED_S
+
+
+def _saving(args: Any, steps: Steps) -> Writes:
+    strategy = _strategy(args, "save_strategy")
+    match strategy:
+        case "no":
+            yield "checkpoint.every", 0
+        case "epoch":
+            yield "checkpoint.every", _each_epoch(args, "save_strategy", steps)
+        case _:
+            yield "checkpoint.every", in_steps(args, "save_steps", args.save_steps, steps, versions=True)
+    if args.save_total_limit is not None and args.save_total_limit < 1:
+        raise ConfigError(f"save_total_limit = {args.save_total_limit}: it must be at least 1, or None")
+    yield "checkpoint.keep", args.save_total_limit or KEEP_ALL
+
+
+def _logging(args: Any, steps: Steps) -> Writes:
+    if _strategy(args, "logging_strategy") == "steps":
+        in_steps(args, "logging_steps", args.logging_steps, steps, versions=False)
+    wanted = args.report_to or "none"
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    for name in names:
+        if name not in (*TRACKERS, "none"):
+            raise ConfigError(f"report_to = {name!r}: it must be of {', '.join(TRACKERS)}, or none")
+    yield "observe.trackers", [name for name in names if name != "none"]
+    yield "observe.project", args.project
+    yield "observe.run_name", args.run_name or ""
+    if args.log_completions:
+        shown = args.num_completions_to_print
+        yield "observe.samples", steps.groups * args.num_generations if shown is None else shown
+
+
+def _each_epoch(args: Any, name: str, steps: Steps) -> int:
+    if not steps.per_epoch:
+        raise ConfigError(f"{name} = 'epoch': the dataset does not say how many rows an epoch has; use 'steps'")
+    return _up(steps.per_epoch, steps.per_version)
+
+
+def _strategy(args: Any, name: str) -> str:
+    value = str(getattr(getattr(args, name), "value", getattr(args, name)))
+    if value not in ("no", "steps", "epoch"):
+        raise ConfigError(f"{name} = {value!r}: it must be one of no, steps, epoch")
+    return value

@@ -1,0 +1,125 @@
+"""Calls of tools, read from what a policy wrote: every format, and everything that can be wrong with one."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from tests.unit.talking import ByteTokenizer
+
+from corrente.env.calls import Call, by_pattern, choose, compiled, hermes, llama3, verify
+from corrente.errors import ConfigError
+
+ADD = Call(name="add", arguments={"a": 1})
+
+
+def test_hermes_calls_stand_in_text_in_any_number():
+    parsed = hermes(
+        'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>{"name": "now"}</tool_call>'
+    )
+    assert parsed.content == "Let me see."
+    assert parsed.calls == (ADD, Call(name="now"))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("<tool_call>add(1)</tool_call>", "not JSON"),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}', "not JSON"),
+        ('<tool_call>{"arguments": {"a": 1}}</tool_call>', '"name"'),
+        ('<tool_call>["add"]</tool_call>', '"name"'),
+        ('<tool_call>{"name": 3}</tool_call>', '"name"'),
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be an object"),
+        ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "arguments are not JSON"),
+        ("<tool_call></tool_call>", "not JSON"),
+    ],
+)
+def test_what_looks_like_a_call_and_is_none_says_why(text: str, error: str):
+    (call,) = hermes(text).calls
+    assert error in call.error
+
+
+def test_arguments_may_be_json_in_a_string_or_wrapped_in_a_function():
+    assert hermes('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>').calls == (ADD,)
+    wrapped = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert hermes(f"<tool_call>{json.dumps(wrapped)}</tool_call>").calls == (ADD,)
+    assert hermes('<tool_call>{"name": "add", "arguments": null}</tool_call>').calls == (Call(name="add"),)
+
+
+@pytest.mark.parametrize("text", ["plain text", "", "a < b and {c}", '{"answer": 4}'])
+def test_text_without_a_call_is_content(text: str):
+    for parse in (hermes, llama3):
+        assert parse(text).calls == ()
+        assert parse(text).content == text
+
+
+def test_llama3_calls_are_the_whole_answer():
+    assert llama3('{"name": "add", "parameters": {"a": 1}}').calls == (ADD,)
+    assert llama3(
+        ' <|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}'
+    ).calls == (
+        ADD,
+        Call(name="now"),
+    )
+    (broken,) = llama3('{"name": "add", "parameters": {"a": 1').calls
+    assert "not JSON" in broken.error
+    first, second = llama3('{"name": "add", "parameters": {"a": 1}} and so on').calls
+    assert first == ADD
+    assert second.error
+
+
+def test_pattern_finds_calls_by_its_groups():
+    parse = by_pattern(compiled(r"CALL (?P<name>\w+)\((?P<arguments>.*?)\)"))
+    assert parse('so CALL add({"a": 1}) and CALL now()').calls == (ADD, Call(name="now"))
+    assert by_pattern(compiled(r"\[\[(?P<json>.*?)\]\]"))('[[{"name": "add", "arguments": {"a": 1}}]]').calls == (ADD,)
+
+
+def test_the_chat_template_suggests_the_format():
+    assert choose("auto", tokenizer=ByteTokenizer("uses <tool_call> and <|python_tag|>").hf, tools=[]) is hermes
+    assert choose("auto", tokenizer=ByteTokenizer("says <|python_tag|>").hf, tools=[]) is llama3
+    assert choose("auto", tokenizer=ByteTokenizer("says nothing").hf, tools=[]) is hermes
+
+
+TEMPLATE = {
+    "start_anchor": "<|assistant|>",
+    "defaults": {"role": "assistant"},
+    "fields": {
+        "content": {},
+        "tool_calls": {
+            "open": "[CALL]",
+            "close": "[/CALL]",
+            "content": "json",
+            "repeats": True,
+        },
+    },
+}
+
+
+def test_response_template_of_the_tokenizer_or_of_a_file_is_followed(tmp_path):
+    text = 'Hm.[CALL]{"name": "add", "arguments": {"a": 1}}[/CALL]'
+    (tmp_path / "template.json").write_text(json.dumps(TEMPLATE))
+    hf = ByteTokenizer().hf
+    from_file = choose(str(tmp_path / "template.json"), tokenizer=hf, tools=[])
+    hf.response_template = TEMPLATE
+    for parse in (from_file, choose("native", tokenizer=hf, tools=[]), choose("auto", tokenizer=hf, tools=[])):
+        parsed = parse(text, before="<|user|>x<|end|>\n<|assistant|>")
+        assert parsed.calls == (ADD,)
+        assert parsed.content == "Hm."
+        (broken,) = parse("[CALL]add[/CALL]", before="<|assistant|>").calls
+        assert broken.error
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("(", "regular expression"), ("CALL (.*)", "a group"), ("absent.json", "JSON file"), ("hermes2", "a group")],
+)
+def test_format_that_cannot_be_is_refused_by_name(how: str, message: str):
+    with pytest.raises(ConfigError, match=re.escape("env.calls")) as caught:
+        verify(how)
+    assert message in str(caught.value)
+
+
+def test_native_needs_a_response_template():
+    with pytest.raises(ConfigError, match="no response template"):
+        choose("native", tokenizer=ByteTokenizer().hf, tools=[])

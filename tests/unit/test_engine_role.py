@@ -1,0 +1,166 @@
+"""What an engine process does with its calls, without the process: waits that end later, fetches beside the steps."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corrente import errors
+from corrente.config import Collective, Disk, Run, RunConfig
+from corrente.runtime import wire
+from corrente.runtime.engine_worker import EngineRole
+from corrente.runtime.learner_worker import LearnerRole
+from corrente.sync.base import Exported, OnDisk, Order, Update
+from corrente.sync.layout import Layout
+from corrente.types import Batch, Completion, Request, Sampling, Scores
+
+PATIENCE_S = 20
+
+
+class Desk:
+    """Asks a role, and keeps what it answers by itself."""
+
+    def __init__(self, make: type[EngineRole] | type[LearnerRole]) -> None:
+        self.said: queue.SimpleQueue[wire.Answer] = queue.SimpleQueue()
+        self.role = make(self.said.put)
+        self.number = 0
+
+    def ask(self, body: wire.Body) -> wire.Answer | None:
+        self.number += 1
+        return self.role.handle(wire.Call(self.number, body))
+
+    def get(self, body: wire.Body, kind: object) -> object:
+        answer = self.ask(body)
+        assert isinstance(answer, wire.Reply)
+        return wire.decode(answer.value, kind)
+
+    def heard(self) -> wire.Answer:
+        return self.said.get(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def desks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Desk, Desk]]:
+    """An engine and a learner with weights of one kind, which go through a folder."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "e2e")
+    config = RunConfig(sync=Disk(path=str(tmp_path)), run=Run(dir=str(tmp_path)))
+    engine, learner = Desk(EngineRole), Desk(LearnerRole)
+    layout = engine.get(wire.Start(factory="weighted:engine", config=config), Layout)
+    assert isinstance(layout, Layout)
+    learner.get(wire.Start(factory="weighted:learner", config=config), None)
+    for desk in (engine, learner):
+        desk.get(wire.Attach(layout=layout), None)
+    yield engine, learner
+    learner.role._outbox.close()  # pyright: ignore
+
+
+def _offer(learner: Desk, version: int, slot: int) -> OnDisk:
+    exported = learner.get(wire.Export(order=Order(version=version, slot=slot)), Exported)
+    assert isinstance(exported, Exported)
+    assert isinstance(exported.offer, OnDisk)
+    return exported.offer
+
+
+def _publish(engine: Desk, learner: Desk, version: int) -> None:
+    learner.ask(wire.Step(batch=Batch(step=0, version=0, rows=(), sequences=0, tokens=0)))
+    assert engine.ask(wire.Receive(offer=_offer(learner, version, version % 2))) is None
+    assert isinstance(engine.heard(), wire.Reply)
+    engine.get(wire.Apply(update=Update(version=version, slot=version % 2), mode="swap"), float)
+
+
+def _request(name: str) -> wire.Generate:
+    return wire.Generate(request=Request(id=name, tokens=np.array([1], np.int32), sampling=Sampling(max_tokens=10**6)))
+
+
+def test_fetching_answers_when_it_is_done_and_applying_needs_what_was_fetched(desks: tuple[Desk, Desk]):
+    engine, learner = desks
+    with pytest.raises(errors.SyncError, match="version 0 is not in slot 0"):
+        engine.ask(wire.Apply(update=Update(version=0, slot=0), mode="swap"))
+    _publish(engine, learner, 0)
+    _publish(engine, learner, 1)
+    scores = engine.get(wire.Score(tokens=np.arange(3, dtype=np.int32), top=2), Scores)
+    assert isinstance(scores, Scores)
+    assert scores.logprobs.tolist() == [2.0, 2.0]
+    assert scores.top_ids.shape == (2, 2)
+    with pytest.raises(errors.SyncError, match="version 0 is not in slot 1"):
+        engine.ask(wire.Apply(update=Update(version=0, slot=1), mode="swap"))
+
+
+def test_slot_in_use_is_not_reserved_and_a_free_one_at_once(desks: tuple[Desk, Desk]):
+    engine, learner = desks
+    _publish(engine, learner, 0)
+    with pytest.raises(errors.SyncError, match="slot 0 holds version 0, which the engine uses"):
+        engine.ask(wire.Reserve(slot=0))
+    assert engine.ask(wire.Reserve(slot=1)) is None
+    (answer,) = engine.role.work()
+    assert isinstance(answer, wire.Reply)
+    assert answer.id == engine.number
+
+
+def test_slot_is_reserved_once_no_live_sequence_samples_from_it(desks: tuple[Desk, Desk]):
+    engine, learner = desks
+    _publish(engine, learner, 0)
+    taken = True
+    engine.role.core.vacant = lambda slot: not taken  # pyright: ignore
+    engine.ask(wire.Reserve(slot=1))
+    reserving = engine.number
+    engine.ask(_request("a"))
+    assert engine.role.work() == []
+    engine.ask(wire.Reserve(slot=1))
+    engine.ask(wire.Cancel(call=engine.number))
+    taken = False
+    assert [answer.id for answer in engine.role.work()] == [reserving]
+    assert engine.role.work() == []
+
+
+def test_partials_go_by_the_requests_own_ids(desks: tuple[Desk, Desk]):
+    engine, learner = desks
+    _publish(engine, learner, 0)
+    for name in "ab":
+        engine.ask(_request(name))
+    engine.role.work()
+    found = engine.get(wire.Partials(ids=("b", "nobody")), dict[str, Completion])
+    assert isinstance(found, dict)
+    assert set(found) == {"b"}
+    assert found["b"].tokens.tolist() == [1]
+    engine.role.work()
+    assert len(engine.get(wire.Partials(ids=("a",)), dict[str, Completion])["a"].tokens) == 2  # pyright: ignore
+
+
+def test_decoding_goes_on_while_a_fetch_waits_and_a_cancelled_fetch_ends(desks: tuple[Desk, Desk], tmp_path: Path):
+    """The offer is a broadcast to two, and the other never comes."""
+    engine, learner = desks
+    _publish(engine, learner, 0)
+    from corrente.sync import outbox
+
+    config = RunConfig(sync=Collective(), run=Run(dir=str(tmp_path)))
+    lonely = outbox.build(config, engine.role.core.layout())
+    offer = lonely.export(Order(version=1, slot=1, members=2), learner.role.core.tensors()).offer
+    assert engine.ask(wire.Receive(offer=offer)) is None
+    receiving = engine.number
+    engine.ask(_request("a"))
+    for _ in range(5):
+        engine.role.work()
+    assert len(engine.get(wire.Partials(ids=("a",)), dict[str, Completion])["a"].tokens) == 5  # pyright: ignore
+    assert engine.said.empty()
+    engine.ask(wire.Cancel(call=receiving))
+    answer = engine.heard()
+    assert isinstance(answer, wire.Failed)
+    assert (answer.id, answer.error) == (receiving, "SyncError")
+    with pytest.raises(errors.SyncError, match="not in slot 1"):
+        engine.ask(wire.Apply(update=Update(version=1, slot=1), mode="swap"))
+    lonely.close()
+    _publish(engine, learner, 1)
+
+
+def test_learner_that_cannot_send_says_so_and_goes_on(desks: tuple[Desk, Desk]):
+    _, learner = desks
+    with pytest.raises(errors.SyncError, match="version 5 is not kept any more"):
+        learner.ask(wire.Again(order=Order(version=5, slot=0, live=5)))
+    learner.role.core.torn = True  # pyright: ignore
+    with pytest.raises(errors.SyncError, match="could not be sent: MemoryError: no room for a copy"):
+        learner.ask(wire.Export(order=Order(version=0, slot=0)))
+    assert _offer(learner, 0, 0).version == 0

@@ -1,0 +1,83 @@
+"""Which settings go with kept supports and kept experts, decided before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corrente import models
+from corrente.algo import checks as algo_checks
+from corrente.checks import check
+from corrente.config import Algo, Learner, Model, RunConfig, Staleness
+from corrente.errors import ConfigError
+from corrente.types import Sampling
+
+CUTS = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_truncated_sampling_is_trained_on_where_its_support_is_kept(cut: dict[str, Any]):
+    algo_checks.check(RunConfig(sampling=Sampling(**cut)))
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_truncated_sampling_without_its_support_is_refused(cut: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"sampling\.keep_support = false: .* must be true"):
+        algo_checks.check(RunConfig(sampling=Sampling(keep_support=False, **cut)))
+
+
+def test_truncated_sampling_without_its_support_goes_with_a_weight_beside_a_recomputed_proximal_policy():
+    sampling = Sampling(keep_support=False, top_p=0.9)
+    algo_checks.check(RunConfig(sampling=sampling, staleness=Staleness(correct="tis")))
+    with pytest.raises(ConfigError, match="keep_support"):
+        algo_checks.check(
+            RunConfig(sampling=sampling, staleness=Staleness(correct="tis"), algo=Algo(proximal="interpolate"))
+        )
+
+
+def test_nothing_is_kept_where_nothing_is_cut_off():
+    algo_checks.check(RunConfig(sampling=Sampling(keep_support=False)))
+
+
+def folder(path: Path, **config: Any) -> Path:
+    for name in ("model.safetensors", "tokenizer.json"):
+        (path / name).write_bytes(b"")
+    (path / "config.json").write_text(json.dumps({"model_type": "x", **config}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        ({}, 0),
+        ({"num_experts": 8}, 8),
+        ({"num_local_experts": 4}, 4),
+        ({"text_config": {"n_routed_experts": 64}}, 64),
+        ({"num_experts": None}, 0),
+    ],
+)
+def test_experts_are_counted_from_the_configuration(config: dict[str, Any], count: int, tmp_path: Path):
+    assert models.experts(folder(tmp_path, **config)) == count
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"keep_routing": True}, "model.keep_routing = true"),
+        ({"coef": 0.01}, "learner.router_aux_loss_coef = 0.01"),
+    ],
+)
+def test_what_is_for_mixtures_of_experts_is_refused_for_other_models(
+    sections: dict[str, Any], key: str, tmp_path: Path
+):
+    model = Model(path=str(folder(tmp_path)), keep_routing=sections.get("keep_routing"))
+    config = RunConfig(model=model, learner=Learner(router_aux_loss_coef=sections.get("coef", 0.0)))
+    with pytest.raises(ConfigError, match=f"^{key}: .* is no mixture of experts"):
+        check(config)
+
+
+def test_a_model_without_experts_needs_no_word_about_them(tmp_path: Path):
+    check(RunConfig(model=Model(path=str(folder(tmp_path)), keep_routing=False)))
