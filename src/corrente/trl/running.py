@@ -23,11 +23,19 @@ def run(work: Callable[[bool], Awaitable[Any]], *, stop: anyio.Event | None = No
         main = threading.current_thread() is threading.main_thread()
         return anyio.run(work, main)
     with start_blocking_portal() as portal:
-        future = portal.start_task_soon(work, False)
+        begin = anyio.Event()
+
+        async def held() -> Any:
+            await begin.wait()
+            return await work(False)
+
+        future = portal.start_task_soon(held)  # known before the work begins, so Ctrl-C finds it however early it comes
         try:
+            portal.start_task_soon(begin.set)
             return future.result()
         except KeyboardInterrupt:
             if stop is None or future.done():
                 raise
-            portal.start_task_soon(stop.set)
+            for event in (begin, stop):
+                portal.start_task_soon(event.set)
         return future.result()
