@@ -13,7 +13,7 @@ from corrente.buffer.base import Buffer
 from corrente.config import Alarm, Eval, Filter, Limits
 from corrente.engine.base import Engine
 from corrente.env.base import Env
-from corrente.inflight.base import InflightPolicy
+from corrente.inflight.base import InflightPolicy, Whole
 from corrente.learner.base import Learner
 from corrente.ledger import LedgerState
 from corrente.observe.base import Sink
@@ -71,14 +71,31 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     fruitless: tuple[int, int] = (0, 0)
     """Groups in a row that taught nothing: filtered, and trained without a row."""
 
-    def admit_again(self, plan: Plan) -> list[Unfinished]:
+    def admit_again(self, plan: Plan, one_version: Whole | None = None) -> list[Unfinished]:
         """What a run resumed from here admits before anything new, in order.
 
         A finished group is trained on after at most as many others as stand before it; an unfinished one may also be overtaken
         by ``plan.window`` - 1. A group, or an episode's record, that could be older than ``plan.max_age`` by then is generated
         anew. Under the settings it was admitted with there is no such group, by the theorem; a record may be one where W > 1.
+        So is what would mix the versions of a request or of a group where ``one_version`` excludes that.
         """
-        return [self._fit(at, unfinished, plan) for at, unfinished in enumerate(self.unfinished)]
+        whole = [self._whole(unfinished, one_version) for unfinished in self.unfinished]
+        return [self._fit(at, unfinished, plan) for at, unfinished in enumerate(whole)]
+
+    def _whole(self, unfinished: Unfinished, one_version: Whole | None) -> Unfinished:
+        """Without the answers that would go on, or be joined by others, under another version than the one they are of."""
+        records = unfinished.answers
+        if one_version == "group" and any(self._older(answer) for record in records for answer in record):
+            records = ()
+        if one_version == "request":
+            records = tuple(
+                tuple(answer.again() if self._older(answer) and not answer.finished else answer for answer in record)
+                for record in records
+            )
+        return msgspec.structs.replace(unfinished, answers=records)
+
+    def _older(self, answer: Answer) -> bool:
+        return answer.oldest_version not in (None, self.version)
 
     def _fit(self, at: int, unfinished: Unfinished, plan: Plan) -> Unfinished:
         bound = plan.max_age

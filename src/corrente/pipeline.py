@@ -102,7 +102,7 @@ class Pipeline:
             parts, self.ledger, self.journal, self._evaluator, reporter=self._reporter, fruitless=self._fruitless
         )
         self._live_step = self.step  # whose weights are live
-        self._carried = snapshot.admit_again(parts.plan) if snapshot else []
+        self._carried = snapshot.admit_again(parts.plan, parts.inflight.one_version) if snapshot else []
         self._next_ticket = snapshot.next_ticket if snapshot else 0
         self._stop = stop or anyio.Event()
         self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()

@@ -31,6 +31,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """None when there is no token."""
         return min((span.version for span in self.completion.spans), default=None) if self.completion else None
 
+    def again(self) -> Answer:
+        """The same request, to be answered anew."""
+        return Answer(request=self.request)
+
 
 class Entry:
     """One request of a live episode, from its first sending to its last answer."""

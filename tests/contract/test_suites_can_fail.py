@@ -305,6 +305,12 @@ def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
                 pass
             await flip("swap")
 
+    class Mixes(Swap):
+        one_version = "request"
+
+    class MixesGroups(Drain):
+        one_version = "group"
+
     class GivesUpFirst(Swap):
         async def land(self, traffic, flip, *, version) -> None:
             traffic.give_up(before_version=version)
@@ -321,6 +327,8 @@ def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
         (Holds, {"waits_for": "requests"}, "nothing is held back"),
         (Interrupts, {"waits_for": "interrupted"}, "held back during the flip"),
         (Swap, {"mode": "snapshot"}, "the mode it promises"),
+        (Mixes, {}, "to be of one version"),
+        (MixesGroups, {"waits_for": "requests"}, "to be of one version"),
         (GivesUpFirst, {"gives_up_before": 7}, "before the flip has succeeded"),
         (GivesUpAll, {"gives_up_before": 6}, "and no others"),
         (GivesUpAll, {}, "and no others"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from corrente.sync.base import ApplyMode
 
 FlipNow = Callable[[ApplyMode], Awaitable[None]]
+Whole = Literal["request", "group"]
+"""What is sampled from one version of the weights, from its first token to its last."""
 
 
 class Traffic(Protocol):
@@ -34,6 +36,10 @@ class Traffic(Protocol):
 
 class InflightPolicy(Protocol):
     """Contract: call ``flip`` exactly once, when live generations are in the state the policy promises. ``version`` is the one
-    that lands. When ``flip`` raises, or the landing is cancelled, nothing is held back any longer."""
+    that lands. When ``flip`` raises, or the landing is cancelled, nothing is held back any longer. ``one_version``: what never
+    mixes versions under this policy, which a restart keeps to as well; None: it promises nothing of the kind."""
+
+    @property
+    def one_version(self) -> Whole | None: ...
 
     async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None: ...

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from corrente.inflight.base import FlipNow, Traffic
+from corrente.inflight.base import FlipNow, Traffic, Whole
 
 
 class Swap:
     """At once; live sequences go on with the cache they have."""
+
+    one_version: Whole | None = None
 
     async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         await flip("swap")
@@ -14,6 +16,8 @@ class Swap:
 
 class Recompute:
     """At once; the engine rebuilds the caches of live sequences under the new weights."""
+
+    one_version: Whole | None = None
 
     async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         await flip("recompute")
@@ -23,6 +27,8 @@ class Resume:
     """Live requests are ended, weights change, and they are sent again with what they had written: the engine needs no way to
     change weights under a live sequence, and an ordinary prefill rebuilds the cache."""
 
+    one_version: Whole | None = None
+
     async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         async with traffic.interrupted():
             await flip("swap")
@@ -31,6 +37,8 @@ class Resume:
 class Drain:
     """Once live requests have finished. No sequence mixes versions; the engine idles through the tail of the longest."""
 
+    one_version: Whole | None = "request"
+
     async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         async with traffic.quiet_requests():
             await flip("swap")
@@ -38,6 +46,8 @@ class Drain:
 
 class Barrier:
     """Once every group that started has finished. No group mixes versions."""
+
+    one_version: Whole | None = "group"
 
     async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         async with traffic.quiet_groups():
@@ -50,6 +60,8 @@ class Cancel:
     Only once the flip has succeeded: one that fails costs nobody anything.
     """
 
+    one_version: Whole | None = None
+
     def __init__(self, *, max_age: int) -> None:
         self._max_age = max_age
 
@@ -60,6 +72,8 @@ class Cancel:
 
 class Snapshot:
     """At once; live sequences finish under the weights they began with, which the engine keeps for as long."""
+
+    one_version: Whole | None = "request"
 
     async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
         await flip("snapshot")

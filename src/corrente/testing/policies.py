@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import anyio
 
 from corrente.errors import SyncError
-from corrente.inflight.base import InflightPolicy
+from corrente.inflight.base import InflightPolicy, Whole
 from corrente.staleness.base import StalenessPolicy
 from corrente.sync.base import ApplyMode
 from corrente.testing.expect import expect, expect_raises, pending
@@ -87,6 +87,12 @@ async def _flips_once(
     expect(how in MODES, f"with a mode of {sorted(MODES)}", how)
     expect(mode is None or how == mode, f"in the mode it promises, {mode}", how)
     expect(not waits_for or waits_for in held, f"new {waits_for} are held back during the flip", held)
+    promises = policy.one_version
+    expect(
+        promises in {None, *get_args(Whole)}, "what it keeps of one version is a request, a group or nothing", promises
+    )
+    finished = {"groups"} & held if promises == "group" else {"groups", "requests"} & held or how == "snapshot"
+    expect(promises is None or finished, f"each {promises} that is live has finished, to be of one version", held)
     expect(not traffic.held, "once land returned nothing is held back", traffic.held)
     expect(not gave_up, "nothing is given up before the flip has succeeded", gave_up)
     wanted = [] if gives_up_before is None else [gives_up_before]
