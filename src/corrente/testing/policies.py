@@ -92,7 +92,7 @@ async def _flips_once(
         promises in {None, *get_args(Whole)}, "what it keeps of one version is a request, a group or nothing", promises
     )
     finished = {"groups"} & held if promises == "group" else {"groups", "requests"} & held or how == "snapshot"
-    expect(promises is None or finished, f"each {promises} that is live has finished, to be of one version", held)
+    expect(promises is None or bool(finished), f"each {promises} that is live has finished, to be of one version", held)
     expect(not traffic.held, "once land returned nothing is held back", traffic.held)
     expect(not gave_up, "nothing is given up before the flip has succeeded", gave_up)
     wanted = [] if gives_up_before is None else [gives_up_before]
