@@ -71,9 +71,9 @@ def _read_until(process: subprocess.Popen[str], words: str) -> None:
     pytest.fail(f"the command ended before it said {words!r}: {process.communicate()[1]}")
 
 
-def _interrupt(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C: the terminal sends SIGINT to the whole group."""
-    os.killpg(process.pid, signal.SIGINT)
+def _interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> None:
+    """Ctrl-C: the terminal sends SIGINT to the whole group. A service manager or a scheduler does so with SIGTERM."""
+    os.killpg(process.pid, number)
 
 
 def test_run_fills_its_folder_and_says_what_came_of_it(tmp_path: Path):
@@ -98,12 +98,14 @@ def test_run_fills_its_folder_and_says_what_came_of_it(tmp_path: Path):
     ).keys()
 
 
-@pytest.mark.parametrize("runtime", ["inline", "procs"])
-def test_interrupted_run_stops_with_a_checkpoint_and_goes_on(tmp_path: Path, runtime: str):
+@pytest.mark.parametrize(
+    ("runtime", "number"), [("inline", signal.SIGINT), ("procs", signal.SIGINT), ("procs", signal.SIGTERM)]
+)
+def test_interrupted_run_stops_with_a_checkpoint_and_goes_on(tmp_path: Path, runtime: str, number: signal.Signals):
     path = _write(tmp_path, "run.steps=200", "eval.every=0", f"runtime.kind={runtime}")
     with _running(path) as process:
         _read_until(process, "step   2/200")
-        _interrupt(process)
+        _interrupt(process, number)
         out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     folder = tmp_path / "runs" / "tiny"

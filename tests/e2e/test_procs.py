@@ -356,10 +356,11 @@ def test_no_worker_outlives_a_controller_that_is_killed():
     assert time.monotonic() - killed_at < 1.0
 
 
-def test_interrupt_is_the_controllers_business():
+def test_stopping_is_the_controllers_business():
     async def body(workers: Workers) -> None:
         for pid in _pids().values():
-            os.kill(pid, signal.SIGINT)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pid, number)
         assert (await workers.learner.step(_batch()))["steps"] == 1
         await workers.engine.stats()
 

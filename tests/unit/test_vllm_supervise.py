@@ -66,6 +66,20 @@ def test_all_processes_end_when_the_owner_lets_go(tmp_path: Path) -> None:
         assert not (tmp_path / "x").exists()
 
 
+def test_the_owner_alone_ends_it(tmp_path: Path) -> None:
+    """A service manager sends SIGTERM to every process of a run; the run goes on until it stops by itself."""
+    with supervised(tmp_path / "x", FAMILY) as (process, mark):
+        until(lambda: len(processes(mark)) == 5)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        assert len(processes(mark)) == 5
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(10)
+
+
 def test_what_is_deaf_is_killed(tmp_path: Path) -> None:
     with supervised(tmp_path / "x", f"trap '' TERM; {FAMILY}") as (process, mark):
         until(lambda: len(processes(mark)) == 5)

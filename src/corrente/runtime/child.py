@@ -27,6 +27,7 @@ from corrente.runtime import wire
 from corrente.runtime.line import Line
 from corrente.runtime.placement import Place, environment
 from corrente.runtime.worker import Birth
+from corrente.settling import STOPS
 
 LAST_WORDS = 3
 LINGER_S = 0.5
@@ -66,7 +67,7 @@ class Child:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         command = [sys.executable, "-u", "-P", "-m", "corrente.runtime.worker", msgspec.json.encode(birth).decode()]
         try:
-            with theirs, _interrupts_blocked():
+            with theirs, _stops_blocked():
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -108,18 +109,17 @@ class Child:
         raise WorkerDied(self._line.death)
 
     async def stop(self, within_s: float) -> None:
-        """Ask it to end, then insist: SIGTERM after 4/5 of ``within_s``, SIGKILL after all of it. Returns when it is gone.
+        """Ask it to end, then insist: SIGKILL after ``within_s``. Returns when it is gone.
 
         To be called, and not cancelled, when ``watch`` runs no more.
         """
         self._line.bury(self._line.death or f"{self.label} was stopped")
         self._line.hang_up()
-        for patience_s, insist in ((0.8 * within_s, self._process.terminate), (0.2 * within_s, self._process.kill)):
-            with anyio.move_on_after(patience_s):
-                await _ended(self._process)
-                break
-            insist()
-        await _ended(self._process)
+        with anyio.move_on_after(within_s) as patience:
+            await _ended(self._process)
+        if patience.cancelled_caught:
+            self._process.kill()
+            await _ended(self._process)
         assert self._process.stderr is not None
         self._process.stderr.close()
 
@@ -184,9 +184,9 @@ async def _read_some(source: int) -> bytes:
 
 
 @contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """A child inherits the signal mask: Ctrl-C reaches it only after it has said that it ignores it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _stops_blocked() -> Iterator[None]:
+    """A child inherits the signal mask: what asks the run to stop reaches it only after it has said that it does not heed it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:

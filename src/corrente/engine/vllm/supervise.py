@@ -34,6 +34,7 @@ PART = "VLLM::"
 def main() -> int:
     grace_s, folder, command = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the owner ends it; not SIG_IGN, which the command would inherit
     libc, supervisor = ctypes.CDLL(None), os.getpid()
     if _LINUX:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
