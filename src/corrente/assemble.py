@@ -167,20 +167,20 @@ async def main(
     """Run ``config`` to its end in its run folder. ``resume``: go on from the newest complete checkpoint there.
 
     ``given`` replaces what the config says. Once ``stop`` is set the run ends at the next version, with a checkpoint.
-    With ``signals``, the first SIGINT or SIGTERM stops the run at the next version, with a checkpoint; the second raises
-    Interrupted. Raises PipelineError, or ConfigError for what only the model's files could tell.
+    With ``signals``, the first SIGINT or SIGTERM stops the run at the next version, with a checkpoint; the second, or one before
+    everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the model's files could tell.
     """
     checkpoints = run_folder(config) / "checkpoints"
     newest = checkpoint.latest(checkpoints) if resume else None
     if resume and newest is None:
         raise CheckpointError(f"nothing to resume: {checkpoints} holds no complete checkpoint; run it without --resume")
     snapshot = checkpoint.read(newest) if newest else None
-    stop = stop or anyio.Event()
+    stop, started = stop or anyio.Event(), anyio.Event()
     outcome: Outcome | None = None
     try:
         async with anyio.create_task_group() as tasks:
             if signals:
-                tasks.start_soon(_heed_signals, stop, Fanout(sinks))
+                tasks.start_soon(_heed_signals, started, stop, Fanout(sinks))
             for caution in load(CAUTIONS)(config):
                 Fanout(sinks).event("warning", caution)
             async with open_parts(config, sinks=sinks, folder=checkpoints, snapshot=snapshot, given=given) as parts:
@@ -188,6 +188,7 @@ async def main(
                     await parts.learner.load(newest / checkpoint.LEARNER)
                 if snapshot:
                     randomness.restore(snapshot.randomness)
+                started.set()
                 outcome = await pipeline.run(parts, snapshot=snapshot, stop=stop)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
@@ -196,9 +197,11 @@ async def main(
     return outcome
 
 
-async def _heed_signals(stop: anyio.Event, sink: Sink) -> None:
+async def _heed_signals(started: anyio.Event, stop: anyio.Event, sink: Sink) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
+            if not started.is_set():
+                raise Interrupted("asked to stop before everything had started")
             if stop.is_set():
                 raise Interrupted("asked twice to stop")
             sink.event("info", "stopping at the next version, with a checkpoint; once more to stop at once, without")

@@ -159,6 +159,15 @@ def test_second_interrupt_stops_at_once(tmp_path: Path):
     assert err == "corrente: stopped\n"
 
 
+def test_interrupt_before_everything_has_started_ends_the_command(tmp_path: Path):
+    nobody = ("runtime.kind=procs", "engine.kind=vllm", 'engine.urls=["http://127.0.0.1:9"]', "sync.kind=disk")
+    with _running(_write(tmp_path, "run.steps=200", *nobody)) as process:
+        _read_until(process, "waiting for http://127.0.0.1:9")
+        _interrupt(process)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "corrente: stopped\n")
+
+
 def test_reward_that_always_fails_ends_the_run_with_its_name(tmp_path: Path):
     failed = _run(_write(tmp_path, "run.steps=200", reward="breaks"))
     assert failed.returncode == 1

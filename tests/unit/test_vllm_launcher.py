@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import anyio
@@ -21,15 +22,19 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "LOOK_S", 0.001)
 
 
-def attach(handler: Handler, folder: Path, *, within_s: float) -> str:
+def attach(handler: Handler, folder: Path, *, within_s: float, told: list[str] | None = None) -> str:
     """The name of the replica."""
+    said = [] if told is None else told
 
     async def run() -> str:
         with anyio.fail_after(20):
             async with serving(handler) as fake:
                 engine = c.Vllm(urls=(fake.url,), start_deadline_s=within_s)
                 config = c.RunConfig(engine=engine, model=c.Model(path=str(folder)), sync=c.Disk())
-                async with VllmLauncher(config, weights=RunWeights()).launch(0) as replica:
+                made = VllmLauncher(
+                    config, weights=RunWeights(), tell=lambda level, line: said.append(f"{level}: {line}")
+                )
+                async with made.launch(0) as replica:
                     return replica.name
 
     try:
@@ -52,6 +57,16 @@ def starting(answers: int) -> Handler:
 
 def test_a_server_that_is_still_starting_is_waited_for(tmp_path: Path) -> None:
     assert attach(starting(5), tmp_path, within_s=15.0).startswith("vllm at http://")
+
+
+def test_it_is_said_once_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    assert attach(starting(2), tmp_path, within_s=15.0, told=told)
+    assert not told
+    monkeypatch.setattr(launcher, "QUIET_S", 0.0)
+    assert attach(starting(5), tmp_path, within_s=15.0, told=told)
+    (line,) = told
+    assert re.fullmatch(r"info: waiting for http://\S+ \(.*\); engine\.start_deadline_s allows 15 s", line)
 
 
 def test_a_server_that_never_answers_is_named_with_the_key_that_allows_more(tmp_path: Path) -> None:

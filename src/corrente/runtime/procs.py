@@ -70,7 +70,7 @@ class ProcsRuntime:
                 async with anyio.create_task_group() as group:
                     learner = self._spawn_learner(where, weights)
                     group.start_soon(_to_its_end, learner, config.limits.stop_s)
-                    pool = _pool(config, self._launcher(config, where, weights), tell)
+                    pool = _pool(config, self._launcher(config, where, weights, tell), tell)
                     teacher = self._spawn_teacher(config, where, weights)
                     if teacher is not None:
                         group.start_soon(_to_its_end, teacher, config.limits.stop_s)
@@ -109,9 +109,9 @@ class ProcsRuntime:
             log=self._logs / "self-teacher.log" if self._logs is not None else None,
         )
 
-    def _launcher(self, config: RunConfig, where: Places, weights: RunWeights) -> Launcher:
+    def _launcher(self, config: RunConfig, where: Places, weights: RunWeights, tell: Tell) -> Launcher:
         if not isinstance(config.engine, Embedded):
-            return load(LAUNCHERS[type(config.engine)])(config, weights=weights, logs=self._logs)
+            return load(LAUNCHERS[type(config.engine)])(config, weights=weights, logs=self._logs, tell=tell)
         return EmbeddedLauncher(config, weights=weights, logs=self._logs, factory=self._engine, place=where.engine)
 
     def _doorkeeper(self, config: RunConfig, weights: RunWeights, pool: Any, tell: Tell) -> Doorkeeper:

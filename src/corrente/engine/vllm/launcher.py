@@ -32,11 +32,13 @@ from corrente.engine.vllm.builtin import BuiltinEngine
 from corrente.engine.vllm.client import Client, ServerError, opened
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.errors import ConfigError, GenerationError, PipelineError, WorkerDied
-from corrente.runtime.base import Replica, Weights
+from corrente.runtime.base import Replica, Tell, Weights, untold
 
 Ended = Callable[[], Awaitable[WorkerDied]]
 
 LOOK_S = 0.25
+QUIET_S = 3.0
+"""How long an attached server may keep silent before it is said that it is waited for."""
 LAST_WORDS = 3
 TAIL_BYTES = 1 << 16
 LOST_AFTER = 5
@@ -48,9 +50,10 @@ _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ")
 class VllmLauncher:
     """Implements Launcher for engine.kind = "vllm"."""
 
-    def __init__(self, config: RunConfig, *, weights: Weights, logs: Path | None = None) -> None:
+    def __init__(self, config: RunConfig, *, weights: Weights, logs: Path | None = None, tell: Tell = untold) -> None:
         assert isinstance(config.engine, Vllm)
         self._config, self._section, self._weights, self._logs = config, config.engine, weights, logs
+        self._tell = tell
         self.replicas = len(self._section.urls) or config.pool.replicas
         self._decode: Decode | None = None
 
@@ -63,8 +66,13 @@ class VllmLauncher:
         name = f"vllm at {self._section.urls[index]}"
         token = self._section.token or os.environ.get(environment.TOKEN_VARIABLE, "")
         async with opened(self._client(self._section.urls[index], token)) as client:
-            if (why := await _answers(client, self._section.start_deadline_s)) is not None:
-                within = f"within engine.start_deadline_s = {self._section.start_deadline_s:g} s"
+            deadline_s = self._section.start_deadline_s
+            why = await _answers(client, quiet_s := min(QUIET_S, deadline_s))
+            if why is not None and quiet_s < deadline_s:
+                self._tell("info", f"waiting for {client.url} ({why}); engine.start_deadline_s allows {deadline_s:g} s")
+                why = await _answers(client, deadline_s - quiet_s)
+            if why is not None:
+                within = f"within engine.start_deadline_s = {deadline_s:g} s"
                 raise ConfigError(f"engine.urls: {client.url} did not answer {within}: {why}")
             with tempfile.TemporaryDirectory(prefix="corrente-adapters-") as root:
                 yield await self._replica(name, client, lambda: _lost(client, name), Path(root))
