@@ -156,7 +156,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path):
         _interrupt(process)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == "corrente: stopped\n"
+    assert err.splitlines()[0] == "corrente: stopped"  # how to go on follows, where a checkpoint was made in between
 
 
 def test_interrupt_before_everything_has_started_ends_the_command(tmp_path: Path):

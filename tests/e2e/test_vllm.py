@@ -50,7 +50,8 @@ from corrente.types import Completion, Request, Sampling, Tokens
 pytestmark = pytest.mark.vllm
 
 PROMPT = np.array([5, 6, 7, 8, 9], np.int32)
-LONG = 1000
+LONG = 2400
+"""Tokens. Longer than it takes to see that a request goes on and to act on it, however busy the machine is."""
 
 
 class Bench:

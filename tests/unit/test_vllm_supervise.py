@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,34 @@ def test_what_is_deaf_is_killed(tmp_path: Path) -> None:
         process.stdin.close()
         assert process.wait(10) == 128 + signal.SIGKILL
         assert not processes(mark)
+
+
+SHARES = """
+import os, sys, time
+from multiprocessing import resource_tracker, shared_memory
+made = [shared_memory.SharedMemory(create=True, size=64) for _ in range(2)]
+for each in made:
+    resource_tracker.unregister(each._name, "shared_memory")  # whom a kill takes along cleans up nothing
+print(*(each.name for each in made), sep="\\n", file=open(sys.argv[1], "w", buffering=1))
+time.sleep(600)
+"""
+
+
+def test_shared_memory_of_those_that_were_killed_goes_with_them(tmp_path: Path) -> None:
+    """And that of others stays, though they had it open."""
+    said = tmp_path / "said"
+    script = f"trap '' TERM; {sys.executable} -c '{SHARES}' {said}"
+    with supervised(tmp_path / "x", script) as (process, _):
+        until(lambda: said.exists() and len(said.read_text().splitlines()) == 2)
+        ours, theirs = said.read_text().split()
+        kept = shared_memory.SharedMemory(theirs)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(10) == 128 + signal.SIGKILL
+        kept.close()
+        kept.unlink()  # fails where it is gone
+        with pytest.raises(FileNotFoundError):
+            shared_memory.SharedMemory(ours)
 
 
 def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
