@@ -1,6 +1,6 @@
 """Two agents, one policy, from random weights: a model learns Nim by playing against itself. Minutes on a CPU.
 
-    python examples/selfplay.py [--steps 80] [--seed 0] [--set KEY=VALUE ...]
+    python examples/selfplay.py [--steps 120] [--seed 0] [--set KEY=VALUE ...]
 
 There is a pile of 5 to 7; whoever is to move takes 1 to 3; who takes the last wins. Who begins can always win, by leaving 4. At
 first the model does not even know which of its tokens are numbers, and a move that is not allowed loses. Both players are the
@@ -109,7 +109,7 @@ def tables(model: Path, *, runs: Path, steps: int, seed: int) -> dict[str, Any]:
         "reward": {"functions": []},
         "sampling": {"max_tokens": 1, "stop_token_ids": list(range(len(LETTERS)))},
         "runtime": {"kind": "inline", "threads": 1},
-        "learner": {"lr": 0.003},
+        "learner": {"lr": 0.001},
         "filter": {"zero_variance": "skip", "patience": 1000},
         "eval": {"every": 0},
         "checkpoint": {"every": 0},
@@ -166,7 +166,7 @@ def play(folder: Path, *, steps: int, seed: int, sets: list[str] | None = None, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/selfplay"))
     parser.add_argument("--set", dest="sets", action="append", default=[], help="any knob of the run")

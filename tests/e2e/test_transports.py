@@ -191,11 +191,13 @@ def test_run_trains_to_its_end_and_leaves_what_it_should(kind: str, tmp_path: Pa
     import tiny
 
     from corrente import assemble, checks
+    from corrente.given import Given
 
     payload = [] if kind == "collective" else ["sync.payload=delta"]
     config = tiny.tiny_config(tmp_path, "runtime.kind=procs", f"sync.kind={kind}", *payload)
     checks.check(config)
-    outcome = anyio.run(assemble.main, config)
+    given = Given(reward_functions=[tiny.answer_fraction])
+    outcome = anyio.run(lambda: assemble.main(config, given=given))
     assert (outcome.ended, outcome.version) == ("steps", 6)
     assert outcome.counts["trained"] == 12
     kept = sorted(entry.name[:9] for entry in (tmp_path / "runs" / "tiny").glob("weights/v*"))

@@ -2,9 +2,9 @@
 
 The owner holds the other end of standard input. When that closes, however the owner ended, or when the command ends by itself,
 every process it left behind is ended too (SIGTERM, after GRACE_S SIGKILL). FOLDER, where they keep temporary files, is removed,
-and so is the shared memory that they had no time to remove. The same when one of its processes ends whose title begins with PART: a
-server of several processes is over as a whole, and at once. Says on standard output, in a line and before it clears up, how the
-command ended: freeing gigabytes takes longer than its owner should wait to know. Ends with the command's exit status.
+and so is the shared memory that they had no time to remove. The same when one of its processes ends whose title begins with
+PART: a server of several processes is over as a whole, and at once. Says on standard output, in a line and before it clears up,
+how the command ended: freeing gigabytes takes longer than its owner should wait to know. Ends with the command's exit status.
 
 Nothing but the standard library is imported: it starts in milliseconds. On Linux it adopts orphans of the command, and the
 command dies with it; elsewhere what the command started in sessions of its own is not found.
