@@ -14,9 +14,10 @@ import pytest
 import torch
 from tests.e2e.tiny import answer_fraction, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification, TrainerCallback
+from transformers.trainer_callback import ProgressCallback
 
 from corrente import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer, checkpoint, loading, runfolder
-from corrente.errors import ConfigError, PipelineError
+from corrente.errors import ConfigError, FailureBudgetError, PipelineError
 
 pytestmark = pytest.mark.slow
 
@@ -458,6 +459,25 @@ def test_ctrl_c_stops_with_a_checkpoint_and_comes_out_of_train(
     on = make({"max_steps": trainer.state.global_step + 1})
     on.train(resume_from_checkpoint=True)
     assert on.state.global_step == trainer.state.global_step + 1
+
+
+def test_a_run_that_fails_leaves_no_progress_bar_behind(make: Callable[..., GRPOTrainer]):
+    def broken(**_: Any) -> list[float]:
+        raise ValueError("no")
+
+    trainer = make({"disable_tqdm": False}, reward_funcs=broken)
+    began: list[Any] = []
+
+    class Look(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            began.extend(each.training_bar for each in bars)
+
+    bars = [each for each in trainer.callback_handler.callbacks if isinstance(each, ProgressCallback)]
+    trainer.add_callback(Look)
+    with pytest.raises(FailureBudgetError, match="no"):
+        trainer.train()
+    assert [bar.disable for bar in began] == [True]  # closed
+    assert [each.training_bar for each in bars] == [None]
 
 
 def test_evaluation_that_loses_completions_says_so(make: Callable[..., GRPOTrainer]):

@@ -94,6 +94,14 @@ class Callbacks:
             state.num_input_tokens_seen = int(sum(record.get("samples/tokens", 0) for record in done))
         state.is_hyper_param_search = False
 
+    def _close_bars(self) -> None:
+        """Of transformers' ProgressCallback, which leaves them open where a run does not come to its end."""
+        for callback in self.callback_handler.callbacks:
+            for name in ("training_bar", "prediction_bar"):
+                if (bar := getattr(callback, name, None)) is not None:
+                    bar.close()
+                    setattr(callback, name, None)
+
     def _hand(self, model: Any) -> None:
         """What callbacks get as ``model``, and the tokenizer."""
         self.callback_handler.model, self.callback_handler.processing_class = model, self.processing_class

@@ -116,7 +116,10 @@ class Trainer(Callbacks, Scripting):
         folder = assemble.run_folder(config)
         with resuming.held(folder, config, start=start):
             self._folder = folder
-            return self._train(config, folder, start)
+            try:
+                return self._train(config, folder, start)
+            finally:
+                self._close_bars()
 
     def _train(self, config: RunConfig, folder: Path, start: Path | None) -> Any:
         from transformers.trainer_utils import TrainOutput
