@@ -1,6 +1,7 @@
 """Losses and advantages equal TRL's own on the same arrays, to 1e-6. TRL runs in an environment of its own.
 
-``make test-trl`` makes it, names it in CORRENTE_TRL_PYTHON and runs these tests; without the variable they are skipped. Every case runs in one process, for importing trl takes long.
+``make test-trl`` makes it, names it in CORRENTE_TRL_PYTHON and runs these tests; without the variable they are skipped.
+Every case runs in one process, for importing trl takes long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TRL's configs and ours: every field of theirs is in the table, with their default. TRL runs in an environment of its own: ``make test-trl``."""
+"""TRL's configs and ours: every field of theirs is in the table, with their default. See test_trl.py for how to run it."""
 
 from __future__ import annotations
 
