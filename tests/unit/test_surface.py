@@ -52,7 +52,7 @@ PROTOCOLS = {
     "sync.base:Receiver": "apply members receive reserve",
     "sync.base:Sender": "again export",
     "staleness.base:StalenessPolicy": "judge",
-    "inflight.base:InflightPolicy": "land",
+    "inflight.base:InflightPolicy": "land one_version",
     "inflight.base:Traffic": "give_up interrupted quiet_groups quiet_requests",
     "adapters.base:Adapters": "assign frozen read tensors write",
 }

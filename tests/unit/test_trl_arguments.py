@@ -371,7 +371,7 @@ def test_trainers_take_arguments_by_position_as_trls_do():
     orders = {
         GRPOTrainer: [*first, "eval_dataset", "processing_class", "reward_processing_classes", "callbacks"],
         AsyncGRPOTrainer: [
-            *(*first, "processing_class", "callbacks", "optimizers", "tools", "environment_factory"),
+            *(*first, "processing_class", "callbacks", "optimizers", "peft_config", "tools", "environment_factory"),
         ],
     }
     for trainer, order in orders.items():
