@@ -123,6 +123,10 @@ notebook will do. Objects it brings (functions, datasets, tools, environments, c
 - Runs are in `output_dir/runs/NAME`, with metrics.jsonl, samples.jsonl and the config; checkpoints are there, and
   `output_dir/checkpoint-N` leads to the model of each. A second run in the same `output_dir` takes another name.
 - `train()` called again goes on with the trained weights; schedule and optimizer begin anew, and so does the reference of the KL.
+- A reward function that raises costs the completions it was asked about, with a logged warning that has file and line, and ends
+  the run only where it does so too often (`limits.failure_fraction`), or where nothing is left to train on.
+- A completion to which no reward function applies (`None` of all) is not trained on.
+- Warm-up begins at `learning_rate / warmup_steps`, not at 0: the first step trains.
 - Ctrl-C, in a script or a notebook, stops the run at the next version with a checkpoint, and `train()` raises
   `KeyboardInterrupt`; so does SIGTERM. `train(resume_from_checkpoint=True)` goes on: with the same data, seed, batch, model and
   adapter, while epochs, steps, learning rate and precision may be others. What cannot be resumed is refused before anything is

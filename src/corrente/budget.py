@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from corrente.errors import FailureBudgetError, NothingToLearnError
+from corrente.ledger import Ledger
 from corrente.observe.base import Sink
 
 
@@ -23,12 +24,14 @@ class FailureBudget:
         self._window = max(window, 2 * in_flight)
         self._sink, self._told = sink, set[str]()
         self._recent: dict[str, deque[bool]] = {}
+        self._last: dict[str, str] = {}
 
     def attempt(self, boundary: str, error: str = "") -> None:
         """Record one attempt; ``error`` is empty when it went well."""
         recent = self._recent.setdefault(boundary, deque(maxlen=self._window))
         recent.append(bool(error))
         if error:
+            self._last[boundary] = error
             self.tell(boundary, f"an episode failed at {boundary}, the first to do so: {error}")
         failed = sum(recent)
         full = len(recent) == self._window
@@ -39,6 +42,16 @@ class FailureBudget:
                 f"(allowed: limits.failure_fraction = {self._fraction} of {self._window}: limits.failure_window, or twice what "
                 "may be under way)"
             )
+
+    def close(self) -> None:
+        """The data has ended: nothing more comes to fill a window, so what was attempted is what counts."""
+        for boundary, recent in self._recent.items():
+            failed = sum(recent)
+            if failed > self._fraction * len(recent):
+                raise FailureBudgetError(
+                    f"the data ended, and {failed} of the last {len(recent)} attempts had failed at {boundary}; the last: "
+                    f"{self._last[boundary]} (allowed: limits.failure_fraction = {self._fraction})"
+                )
 
     def tell(self, subject: str, text: str) -> None:
         """Tell the sink, the first time something is to be said of ``subject``."""
@@ -95,3 +108,13 @@ class Fruitless:
     def state(self) -> tuple[int, int]:
         """What a resumed run counts on from."""
         return self.filtered.carried, self.empty.carried
+
+    def close(self, budget: FailureBudget, ledger: Ledger) -> Exception | None:
+        """What makes the end of the data no good end of a run: too much failed, or nothing was trained on."""
+        try:
+            budget.close()
+        except FailureBudgetError as failure:
+            return failure
+        if ledger.count("trained") or not any(ledger.counts().values()):
+            return None
+        return NothingToLearnError(f"the data ended, and nothing of it was trained on ({ledger.told()})")

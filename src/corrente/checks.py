@@ -31,7 +31,7 @@ from corrente.config import (
     Stream,
     Window,
 )
-from corrente.context import context, limit
+from corrente.context import context, limit, vocabulary
 from corrente.engine.vllm import checks as vllm_checks
 from corrente.env import checks as env_checks
 from corrente.errors import ConfigError
@@ -49,6 +49,9 @@ from corrente.staleness import gate
 from corrente.sync import checks as sync_checks
 from corrente.types import Prompt
 
+MOST_THREADS = 1024
+"""Beyond any machine's cores, and below what crashes a thread pool."""
+
 __all__ = ["check"]
 
 SYNC_OF_RUNTIME = {runtime: kinds[0] for runtime, kinds in sync_checks.TRANSPORTS.items()}
@@ -59,6 +62,7 @@ def check(config: RunConfig, given: Given = NOTHING) -> None:
     """Raise ConfigError for the first thing that cannot work; cheap checks first. ``given`` replaces what the config says."""
     for judge in (
         _run,
+        _runtime,
         _sampling,
         _learner,
         _pool,
@@ -70,6 +74,7 @@ def check(config: RunConfig, given: Given = NOTHING) -> None:
         _run_folder,
         _model,
         _context,
+        _stop_ids,
         _experts,
         _adapters,
         _filter,
@@ -92,6 +97,12 @@ def _run(config: RunConfig) -> None:
         raise ConfigError(
             f"checkpoint.every = {config.checkpoint.every}: it must be a multiple of sync.every = {every}, or 0"
         )
+
+
+def _runtime(config: RunConfig) -> None:
+    threads = config.runtime.threads if isinstance(config.runtime, Inline) else 0
+    if threads > MOST_THREADS:
+        raise ConfigError(f"runtime.threads = {threads}: it must be at most {MOST_THREADS} (0: as many as cores)")
 
 
 def _sampling(config: RunConfig) -> None:
@@ -192,6 +203,17 @@ def _model(config: RunConfig) -> None:
     models.verify_path(config.model.path)
     if config.model.device == "cuda":
         devices.require('model.device = "cuda"')
+
+
+def _stop_ids(config: RunConfig) -> None:
+    path = Path(config.model.path)
+    known = vocabulary(path if path.is_dir() else models.cached(config.model.path) or path)
+    beyond = [token for token in config.sampling.stop_token_ids if known is not None and token >= known]
+    if beyond:
+        raise ConfigError(
+            f"sampling.stop_token_ids = {schema.show(config.sampling.stop_token_ids)}: {config.model.path} has {known} tokens, "
+            f"so {beyond[0]} is never sampled; each must be below that"
+        )
 
 
 def _experts(config: RunConfig) -> None:

@@ -269,13 +269,14 @@ def _train_in(folder: Path, config: RunConfig, *, resume: bool) -> None:
     record = JsonlSink(folder, timeline=config.observe.timeline)
     sinks = [console, record, summary, *open_trackers(config, folder, done=summary.step)]
     from corrente import assemble
+    from corrente.errors import CheckpointError
 
     again = f"corrente run {folder / runfolder.CONFIG} --resume"
     try:
         outcome = anyio.run(lambda: assemble.main(config, sinks=sinks, resume=resume))
     except BaseException as error:
         Fanout(sinks).close()
-        if any((folder / "checkpoints").glob("step-*")):
+        if any((folder / "checkpoints").glob("step-*")) and not isinstance(error, CheckpointError):
             error.add_note(f"to go on from the newest checkpoint: {again}")
         raise
     ended = {"steps": "all taken", "data": "no more prompts", "stopped": "stopped"}.get(outcome.ended, outcome.ended)

@@ -17,6 +17,15 @@ def context(folder: Path, wanted: int, *, windowed: bool) -> int:
     return wanted or min(limit(folder, windowed=windowed) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
 
+def vocabulary(folder: Path) -> int | None:
+    """How many tokens the model in ``folder`` knows; None where the folder does not say."""
+    try:
+        shape = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return (shape.get("text_config") or shape).get("vocab_size")
+
+
 def limit(folder: Path, *, windowed: bool) -> int | None:
     """See positions; None as well where the folder cannot be read."""
     try:

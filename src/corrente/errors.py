@@ -26,7 +26,10 @@ A bad rollout is data; a bad pipeline is a crash.
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class CorrenteError(Exception):
@@ -87,6 +90,16 @@ class SyncError(PipelineError):
 
 class WorkerDied(PipelineError):
     """A child process ended while it was needed."""
+
+
+_NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+
+
+def described(error: BaseException) -> str:
+    """What the code of users raised: kind, words, and the last line of theirs that it came through."""
+    text = f"{type(error).__name__}: {error}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
 
 class CheckpointError(PipelineError, OSError):

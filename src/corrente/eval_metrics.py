@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from corrente.tally import deviation
 from corrente.types import Episode, Group
 
 
@@ -78,7 +79,7 @@ def _of_rewards(area: str, groups: Sequence[Group], *, pass_at: Sequence[int], p
     if not of_prompt:
         return {}
     means = np.array([np.mean(rewards) for rewards in of_prompt])
-    out = {f"{area}/reward": float(means.mean()), f"{area}/reward_std": float(np.std(np.concatenate(of_prompt)))}
+    out = {f"{area}/reward": float(means.mean()), f"{area}/reward_std": deviation(np.concatenate(of_prompt))}
     if len(means) > 1:
         out[f"{area}/reward_stderr"] = float(means.std(ddof=1) / math.sqrt(len(means)))
     for k in pass_at:

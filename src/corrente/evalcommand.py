@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -52,6 +53,8 @@ def subject(
     config = loading.load(target / runfolder.CONFIG if is_run else target, overrides)
     if is_run:
         _named(target, config)
+    if out is not None and (out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK)):
+        raise ConfigError(f"--out {out}: it must be a file in a folder that exists and can be written to")
     record = out or (target / RECORD if is_run else None)
     if model is not None:
         run = target if is_run else None

@@ -90,6 +90,11 @@ class Ledger:
     def reasons(self, outcome: Outcome) -> dict[str, int]:
         return dict(self._reasons.get(outcome, Counter()))
 
+    def told(self) -> str:
+        """What came of the groups, and the commonest reasons, in a line."""
+        ends = [(count, o, reason) for o in OUTCOMES for reason, count in self._reasons.get(o, Counter()).items()]
+        return "; ".join(f"{count} {outcome}: {reason}" for count, outcome, reason in sorted(ends, reverse=True)[:3])
+
     def counts(self) -> dict[str, int]:
         """Groups per outcome so far, every outcome named."""
         return {outcome: self._outcomes[outcome] for outcome in OUTCOMES}

@@ -96,6 +96,20 @@ def verify_path(path: str) -> None:
     raise ConfigError(f"model.path = {path!r}: {missing}; it must be {known}")
 
 
+def _verify_weights(folder: Path) -> None:
+    """Raise ConfigError where a safetensors file of ``folder`` is not whole. Reads their headers only."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "np"):
+                continue
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"model.path = {str(folder)!r}: {file.name} cannot be read ({error}); it must be a whole safetensors file"
+            ) from error
+
+
 def _missing(folder: Path) -> str:
     """What keeps ``folder`` from being a model directory; empty when it is one."""
     if not folder.is_dir():
@@ -105,9 +119,11 @@ def _missing(folder: Path) -> str:
 
 
 def resolve(path: str) -> Path:
-    """The directory ``model.path`` means. Raises ConfigError; for a known name not fetched yet, with the command to do it."""
+    """The directory ``model.path`` means. Raises ConfigError, for weights that are cut off as well; for a known name that was not
+    fetched yet, with the command to do it."""
     verify_path(path)
     if not _missing(Path(path)):
+        _verify_weights(Path(path))
         return Path(path)
     home = cached(path)
     if home is None:

@@ -124,6 +124,8 @@ class Pipeline:
             await self._publisher.land(update)
             self.version = update.version
             ended = await self._flow()
+            if ended == "data" and (vain := self._fruitless.close(self._budget, self.ledger)):
+                ended, self._failure = "failed", vain
             if ended != "failed" and not self._stop.is_set():
                 await self._evaluator.run(step=self._live_step, version=self.version)
             checkpoint = await self._checkpoint() if self._at_version or ended != "failed" else None

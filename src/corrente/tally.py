@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corrente.lags import buckets
 from corrente.types import Batch, Group
@@ -49,11 +51,11 @@ class Scored:
         out = {"samples/scored": float(len(self._tokens))}
         if self._rewards:
             out["reward/mean"] = float(np.mean(self._rewards))
-            out["reward/std"] = float(np.std(self._rewards))
+            out["reward/std"] = deviation(self._rewards)
             out["reward/zero_std_fraction"] = float(np.mean(self._equal))
         for name, scores in sorted(self._scores.items()):
             out[f"reward/{name}"] = float(np.mean(scores))
-            out[f"reward_std/{name}"] = float(np.std(scores))
+            out[f"reward_std/{name}"] = deviation(scores)
         out |= {f"reward/agent/{name}": float(np.mean(earned)) for name, earned in sorted(self._agents.items())}
         if self._tokens:
             out |= _spread("completion/tokens", self._tokens)
@@ -110,6 +112,11 @@ def _withheld(groups: Sequence[Group], oldest: Sequence[int | None], *, version:
     for name, mine in buckets(lags):
         out[f"lag{name}/withheld_fraction"] = float(tokens[mine & old].sum() / tokens[mine].sum())
     return out
+
+
+def deviation(values: Sequence[float] | NDArray[Any]) -> float:
+    """Standard deviation of a sample, as in TRL's logs; 0 of one value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def sample_records(groups: Sequence[Group], *, count: int, version: int) -> list[dict[str, object]]:

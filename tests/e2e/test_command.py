@@ -176,6 +176,28 @@ def test_reward_that_always_fails_ends_the_run_with_its_name(tmp_path: Path):
     assert "Traceback" not in failed.stderr + failed.stdout
 
 
+@pytest.mark.parametrize("runtime", ["inline", "procs"])
+def test_weights_that_are_cut_off_are_refused_with_their_file(tmp_path: Path, runtime: str):
+    path = _write(tmp_path, f"runtime.kind={runtime}")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    failed = _run(path)
+    assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
+    assert "model.safetensors cannot be read" in failed.stderr
+    assert f"model.path = '{tmp_path / 'model'}'" in failed.stderr
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_advised(tmp_path: Path):
+    path = _write(tmp_path, "run.steps=2", "checkpoint.every=1")
+    assert _run(path).returncode == 0
+    folder = tmp_path / "runs" / "tiny"
+    (folder / "checkpoints" / "step-000002" / "learner" / "model.safetensors").unlink()
+    failed = _run(folder / "config.toml", "--resume", "--set", "run.steps=4")
+    assert failed.returncode == 1
+    assert "cannot read the checkpoint" in failed.stderr
+    assert "to go on" not in failed.stderr
+
+
 def test_full_disk_ends_the_run_and_leaves_earlier_checkpoints(tmp_path: Path):
     """No file may grow past 100 KiB, as if the disk were full: the optimizer's state does not fit, the model's weights do."""
     done = _run(_write(tmp_path, "run.steps=2"))

@@ -120,6 +120,8 @@ def test_eval_command_refuses_what_it_cannot_evaluate(tmp_path: Path):
         ((folder / CONFIG, "--checkpoint", "step-000002"), "it is one of a run"),
         ((folder, "--model", tmp_path / "nowhere"), "it must be a directory with a model"),
         ((folder, "--set", "eval.pass_at=[2]"), "pass@2 needs at least 2 samples"),
+        ((folder, "--out", tmp_path / "nowhere" / "x.jsonl"), "it must be a file in a folder that exists"),
+        ((folder, "--out", tmp_path), "it must be a file in a folder that exists"),
         ((folder, "--set", "prompts.eval_path="), "there are no held-out prompts"),
     )
     for arguments, words in cases:

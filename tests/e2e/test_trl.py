@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceCl
 from transformers.trainer_callback import ProgressCallback
 
 from corrente import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer, checkpoint, loading, runfolder
-from corrente.errors import ConfigError, FailureBudgetError, PipelineError
+from corrente.errors import ConfigError, FailureBudgetError, NothingToLearnError, PipelineError
 
 pytestmark = pytest.mark.slow
 
@@ -478,6 +478,30 @@ def test_a_run_that_fails_leaves_no_progress_bar_behind(make: Callable[..., GRPO
         trainer.train()
     assert [bar.disable for bar in began] == [True]  # closed
     assert [each.training_bar for each in bars] == [None]
+
+
+def test_warnings_of_a_run_are_logged(make: Callable[..., GRPOTrainer], caplog: pytest.LogCaptureFixture):
+    calls: list[int] = []
+
+    def moody(completions: list[str], **_: Any) -> list[float]:
+        calls.append(len(calls))
+        if calls[-1] == 1:
+            raise ValueError("not today")
+        return [float(at) for at in range(len(completions))]
+
+    make(reward_funcs=moody).train()
+    (told,) = [record for record in caplog.records if record.name == "corrente"]
+    assert told.levelname == "WARNING"
+    assert "moody: ValueError: not today" in told.getMessage()
+    assert f"{__file__}:" in told.getMessage()
+
+
+def test_data_to_which_no_reward_applies_is_an_error(make: Callable[..., GRPOTrainer]):
+    def silent(completions: list[str], **_: Any) -> list[None]:
+        return [None] * len(completions)
+
+    with pytest.raises(NothingToLearnError, match="nothing of it was trained on"):
+        make({"max_steps": -1, "num_train_epochs": 1}, reward_funcs=silent).train()
 
 
 def test_evaluation_that_loses_completions_says_so(make: Callable[..., GRPOTrainer]):

@@ -13,7 +13,7 @@ import pytest
 from corrente import pipeline
 from corrente.config import Barrier, Cancel, Drain, Eval, Filter, Limits, Resume, Snapshot
 from corrente.env.base import Generate, Played
-from corrente.errors import GenerationError, NothingToLearnError
+from corrente.errors import FailureBudgetError, GenerationError, NothingToLearnError
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.engine import Speed, VirtualEngine
 from corrente.sim.faults import Fault
@@ -355,10 +355,28 @@ def test_finite_data_ends_although_its_last_groups_are_dropped() -> None:
     run = simulate(flow(steps=100), world)
     conserved(run)
     assert (run.counts["trained"], run.counts["filtered"]) == (5, 4)
-    run = simulate(flow(steps=100), World(rows=3, reward=lambda e, p: 1.0))
-    assert run.counts["filtered"] == 3
-    assert run.outcome is not None
-    assert run.outcome.steps == 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_finite_data_of_which_nothing_was_trained_on_is_an_error(rows: int) -> None:
+    run = simulate(flow(steps=100), World(rows=rows, reward=lambda e, p: 1.0))
+    assert isinstance(run.error, NothingToLearnError)
+    assert f"nothing of it was trained on ({rows} filtered: all rewards equal" in str(run.error)
+
+
+@pytest.mark.parametrize(("probability", "ends"), [(0.3, True), (0.7, False)])
+def test_finite_data_of_which_too_much_failed_is_an_error_although_no_window_is_full(
+    probability: float, ends: bool
+) -> None:
+    faults = (Fault(stage="generate", probability=probability),)
+    run = simulate(flow(steps=100), World(rows=5, faults=faults))
+    if ends:
+        assert run.error is None
+        assert run.outcome is not None
+        assert run.outcome.ended == "data"
+    else:
+        assert isinstance(run.error, FailureBudgetError)
+        assert "the data ended, and" in str(run.error)
 
 
 def test_no_data_at_all_ends_the_run() -> None:

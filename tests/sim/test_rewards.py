@@ -156,7 +156,8 @@ def test_a_lone_survivor_teaches_nothing() -> None:
 
     config = flow(steps=3, filter=Filter(patience=4), limits=Limits(failure_fraction=1.0))
     run, algorithm = train(config, [only_first], world=World(rows=6))
-    assert run.counts == {"trained": 0, "filtered": 0, "failed": 6, "stale": 0, "cancelled": 0}
+    assert isinstance(run.error, NothingToLearnError)
+    assert "nothing of it was trained on (6 failed: only_first" in str(run.error)
     assert algorithm.steps == []
 
 

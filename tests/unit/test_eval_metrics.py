@@ -57,7 +57,7 @@ def test_metrics_by_hand():
     groups = [_group("eval/0", 1.0, 0.0), _group("eval/1", 1.0, 1.0), _group("eval/2", 0.0, 0.0)]
     values = eval_metrics(groups, pass_at=(1, 2))
     assert values["eval/reward"] == pytest.approx(0.5)
-    assert values["eval/reward_std"] == pytest.approx(0.5)
+    assert values["eval/reward_std"] == pytest.approx(math.sqrt(6 * 0.25 / 5))  # of a sample
     assert values["eval/reward_stderr"] == pytest.approx(0.5 / math.sqrt(3))  # prompt means 0.5, 1, 0
     assert (values["eval/pass@1"], values["eval/pass@2"]) == (pytest.approx(0.5), pytest.approx(2 / 3))
     assert (values["eval/episodes"], values["eval/failed"], values["eval/version"]) == (6, 0, 3)
@@ -103,9 +103,9 @@ def test_table_has_a_row_for_all_and_for_each_source():
     groups = [_group("easy:eval/0", 1.0, 0.0), _group("easy:eval/1", 1.0, 1.0), _group("hard:eval/0", 0.0, 0.0)]
     table = eval_table(eval_metrics(groups, pass_at=(1, 2)))
     assert table[0] == ["prompts", "reward", "std", "pass@1", "pass@2", "tokens", "cut off"]
-    assert table[1] == ["all", "0.500 ± 0.289", "0.500", "0.500", "0.667", "2.0", "0%"]
+    assert table[1] == ["all", "0.500 ± 0.289", "0.548", "0.500", "0.667", "2.0", "0%"]
     assert [row[0] for row in table[2:]] == ["easy", "hard"]
     assert table[3][1:4] == ["0.000", "0.000", "0.000"]
     lines = aligned(table)
-    assert lines[0].index("std") == lines[1].index("0.500", 20)
+    assert lines[0].index("std") == lines[1].index("0.548", 20)
     assert aligned(eval_table({"eval/episodes": 0.0}))[1].split() == ["all", "-", "-", "-", "-"]

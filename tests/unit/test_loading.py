@@ -488,3 +488,17 @@ def test_infinite_temperature_is_refused():
 def test_pass_at_more_than_there_are_samples_is_refused():
     with pytest.raises(ConfigError, match=r"eval.pass_at = \[1, 4\]: pass@4 needs at least 4 samples.*is 2"):
         loading.check(loading.parse({}, ["eval.pass_at=[1, 4]", "eval.samples=2"]))
+
+
+def test_threads_no_machine_has_and_stop_ids_no_model_has_are_refused(tmp_path: Path):
+    message = _refusal(tmp_path, "", "runtime.kind=inline", "runtime.threads=100000")
+    assert "runtime.threads = 100000: it must be at most 1024" in message
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (model / name).touch()
+    (model / "config.json").write_text('{"vocab_size": 296}')
+    loading.check(_load(tmp_path, "", f"model.path={model}", "sampling.stop_token_ids=[295]"))
+    message = _refusal(tmp_path, "", f"model.path={model}", "sampling.stop_token_ids=[3, 296]")
+    assert "sampling.stop_token_ids = [3, 296]" in message
+    assert "has 296 tokens, so 296 is never sampled" in message

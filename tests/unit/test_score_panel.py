@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -124,7 +125,9 @@ def test_failure_costs_what_the_policy_says(failure: Any, status: str, reward: f
     (result,), _ = scored(panel, group("a"))
     (episode,) = result.episodes
     assert (episode.status, episode.reward, episode.scores) == (status, reward, scores)
-    assert episode.error == ("it: KeyError: 'gold'" if status == "failed" else "")
+    assert re.fullmatch(
+        r"it: KeyError: 'gold' \(.*test_score_panel\.py:\d+\)" if status == "failed" else "", episode.error
+    )
     assert panel.stats()["score/it_failed"] == 1.0
 
 
@@ -231,7 +234,7 @@ def test_what_is_logged_can_be_written_whatever_it_is():
 )
 def test_wrong_logging_is_the_functions_fault(wrong: Any, error: str):
     (result,), _ = scored(FunctionScorer([wrong], offload=inline), group("a", "b"))
-    assert {e.error for e in result.episodes} == {f"lambda: ValueError: {error}"}
+    assert all(e.error.startswith(f"lambda: ValueError: {error} ({__file__}:") for e in result.episodes)
 
 
 def test_answer_that_breaks_while_it_is_read_is_the_functions_fault():

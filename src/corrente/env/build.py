@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from corrente.named import find
 from corrente.offload import DaemonThreads
 from corrente.playing import Environments, Rules, Tools
 from corrente.playing import SingleTurn as Single
-from corrente.prompts.base import Chat
+from corrente.prompts.base import Chat, Tool
 from corrente.types import Sampling
 
 
@@ -84,6 +84,12 @@ def _common(section: Single | Tools) -> dict[str, Any]:
     return msgspec.structs.asdict(section) if isinstance(section, Tools) else {}
 
 
+def _mentions(chat: Chat, tools: Sequence[Tool]) -> bool:
+    """Whether a conversation reads otherwise where tools are offered."""
+    asked = [{"role": "user", "content": "?"}]
+    return chat.render(asked, tools=tools) != chat.render(asked, tools=())
+
+
 class _Opening:
     """Settings as they are made, and their pools, to be closed."""
 
@@ -107,6 +113,13 @@ class _Opening:
             schemas = tuple(schema(function) for function in probe.functions)
             voice = Voice(chat, tokenizer, tools=schemas, calls=rules.calls)
             voice.check(kept=rules.history == "kept")
+            if schemas and not _mentions(chat, schemas):
+                names = ", ".join(function.__name__ for function in probe.functions)
+                self._tell(
+                    "warning",
+                    f"the chat template does not render tools, so the policy is not told of {names}, unless a message does that; "
+                    "chat.template names another template",
+                )
             out[name] = Setting(pool=pool, voice=voice)
         return out
 

@@ -20,7 +20,7 @@ from typing import Literal
 import anyio
 import msgspec
 
-from corrente.errors import ConfigError, DeadlineError, RolloutError, root_cause
+from corrente.errors import ConfigError, DeadlineError, RolloutError, described, root_cause
 from corrente.offload import contained
 from corrente.score.base import Mark, Source
 from corrente.score.meter import Meter
@@ -171,7 +171,7 @@ class _Member:
             assert deadline.cancelled_caught
         except Exception as error:  # user code, models, networks: anything may come, and it costs these episodes only
             cause = root_cause(error)
-            text = str(cause) if isinstance(cause, RolloutError) else f"{type(cause).__name__}: {cause}"
+            text = str(cause) if isinstance(cause, RolloutError) else described(cause)
             text = text if text.startswith(f"{self.name}: ") else f"{self.name}: {text}"
             return [Mark(error=text)] * count, isinstance(cause, DeadlineError)
         allowed = f"{self.terms.key} = {self.terms.deadline_s:g} s"

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from corrente.dotted import load
-from corrente.errors import CorrenteError
+from corrente.errors import CorrenteError, described
 from corrente.score import messages
 from corrente.settling import settle
 
@@ -41,7 +41,7 @@ def main() -> None:
         try:
             answer = respond(question)
         except Exception as error:  # user code: whatever it raises is the answer
-            answer = messages.Raised(error=f"{type(error).__name__}: {error}")
+            answer = messages.Raised(error=described(error))
         _send(link, answer)
 
 

@@ -11,6 +11,7 @@ is transformers' own, and so are the decisions of its DefaultFlowCallback.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from corrente.errors import ConfigError
 from corrente.trl.logs import Window, evaluated
 from corrente.trl.translate import Steps
 
+logger = logging.getLogger("corrente")
 CHECKPOINT = re.compile(r"checkpoint (\d+)$")
 
 
@@ -57,7 +59,9 @@ class Watcher:
         pass
 
     def event(self, level: str, message: str) -> None:
-        pass
+        """Warnings are logged, which shows them unless a script says otherwise; events.jsonl has everything."""
+        if level == "warning":
+            logger.warning(message)
 
     def close(self) -> None:
         pass
@@ -137,15 +141,16 @@ class Watcher:
             if getattr(control, flag) and not last and state.global_step % every and flag not in self._told:
                 self._told.add(flag)
                 key = flag.removeprefix("should_")
-                self._tell(
-                    f"a callback set control.{flag} at step {state.global_step}, which {key}_steps does not plan: not done"
-                )
+                told = f"a callback set control.{flag} at step {state.global_step}, which {key}_steps does not plan: not done"
+                self._tell(told)
+                self.event("warning", told)
 
     def log(self, logs: dict[str, Any], at: int | None = None) -> None:
         """Into state.log_history, and to the callbacks."""
         state = self._trainer.state
         if state.epoch is not None:
-            logs = {**logs, "epoch": state.epoch}
+            behind = 0.0 if at is None or not self._steps.per_epoch else at / self._steps.per_epoch - state.epoch
+            logs = {**logs, "epoch": state.epoch + behind}
         step = state.global_step if at is None else at * self._steps.updates
         state.log_history.append({**logs, "step": step})
         self._call("on_log", logs=logs)
