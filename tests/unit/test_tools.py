@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import anyio
 import msgspec
 import pytest
-from tests.unit.talking import WITH_TOOLS, ByteTokenizer
+from tests.unit.talking import PLAIN, WITH_TOOLS, ByteTokenizer
 
 from corrente.config import Chat, RunConfig
 from corrente.env import build, checks
@@ -234,7 +234,10 @@ def test_environment_that_is_played_without_tools_is_refused_beside_them():
 # ---- from config and objects -----------------------------------------------------------------------------------------
 
 
-def opened(config: RunConfig, tmp_path: Path, template: str = WITH_TOOLS, **given: Any) -> dict[str, Any]:
+def opened(
+    config: RunConfig, tmp_path: Path, template: str = WITH_TOOLS, *, told: list[str] | None = None, **given: Any
+) -> dict[str, Any]:
+    said = [] if told is None else told
     tokenizer = ByteTokenizer(template)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(tmp_path)))
 
@@ -245,7 +248,7 @@ def opened(config: RunConfig, tmp_path: Path, template: str = WITH_TOOLS, **give
             chat=ChatTemplate(tokenizer, Chat()),  # type: ignore[arg-type]
             tokenizer=tokenizer,
             samplings={"train": Sampling(), "eval": Sampling(temperature=0.0)},
-            tell=lambda level, message: None,
+            tell=lambda level, message: said.append(f"{level}: {message}"),
         ) as envs:
             return envs
 
@@ -280,6 +283,15 @@ def test_instances_are_closed_when_the_run_is_over(tmp_path: Path):
 
     opened(RunConfig(), tmp_path, environment_factory=make)
     assert [room.open for room in made] == [False]
+
+
+def test_tools_that_the_template_does_not_render_are_told(tmp_path: Path):
+    told: list[str] = []
+    opened(RunConfig(), tmp_path, told=told, tools=[double])
+    assert not told
+    opened(RunConfig(), tmp_path, PLAIN, told=told, tools=[double])
+    assert len(told) == 1
+    assert told[0].startswith("warning: the chat template does not render tools, so the policy is not told of double")
 
 
 def test_kept_history_is_refused_where_the_template_does_not_show_it(tmp_path: Path):
