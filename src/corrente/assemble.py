@@ -55,6 +55,7 @@ SEES_ENVIRONMENTS = "corrente.score.build:sees_environments"
 ALGORITHM = "corrente.algo.grouped:GroupedAlgorithm"
 LEARNER = "corrente.runtime.cores:learner"
 RESOLVE_MODEL = "corrente.models:resolve"
+VERIFY_WEIGHTS = "corrente.models:verify_weights"
 CAUTIONS = "corrente.adapters.checks:cautions"
 
 
@@ -114,6 +115,7 @@ async def open_parts(
     ``learner``: dotted path of what builds the learner's core.
     """
     model = Path(load(RESOLVE_MODEL)(config.model.path))
+    load(VERIFY_WEIGHTS)(model)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
     tokenizer = load(TOKENIZER)(model)
     encode, chat = tokenizer.encode, load(CHAT)(tokenizer, config.chat)

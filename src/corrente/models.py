@@ -96,7 +96,7 @@ def verify_path(path: str) -> None:
     raise ConfigError(f"model.path = {path!r}: {missing}; it must be {known}")
 
 
-def _verify_weights(folder: Path) -> None:
+def verify_weights(folder: Path) -> None:
     """Raise ConfigError where a safetensors file of ``folder`` is not whole. Reads their headers only."""
     from safetensors import SafetensorError, safe_open
 
@@ -119,11 +119,9 @@ def _missing(folder: Path) -> str:
 
 
 def resolve(path: str) -> Path:
-    """The directory ``model.path`` means. Raises ConfigError, for weights that are cut off as well; for a known name that was not
-    fetched yet, with the command to do it."""
+    """The directory ``model.path`` means. Raises ConfigError; for a known name not fetched yet, with the command to do it."""
     verify_path(path)
     if not _missing(Path(path)):
-        _verify_weights(Path(path))
         return Path(path)
     home = cached(path)
     if home is None:
