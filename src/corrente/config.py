@@ -289,7 +289,8 @@ class Limits(Section, frozen=True, kw_only=True):
     watchdog_s: Seconds = 900.0
     """End the run when nothing moved for this long. A learner in the middle of a step and an engine that writes tokens move."""
     failure_fraction: Fraction = 0.5
-    """End the run when more than this part of the last failure_window attempts at one boundary failed."""
+    """End the run when more than this part of the last failure_window attempts at one boundary failed; where the data ends before
+    there were so many, of all of them."""
     failure_window: Positive = 64
     """Attempts, per boundary, that limits.failure_fraction looks at; at least twice the episodes that may be under way."""
     stop_s: Seconds = 10.0
