@@ -255,6 +255,11 @@ def opened(
     return anyio.run(main)
 
 
+def test_tool_that_is_no_function_is_refused_before_anything_is_made():
+    with pytest.raises(ConfigError, match=r"tools: 'double' given; each must be a function"):
+        checks.check(RunConfig(), Given(tools=["double"]))  # type: ignore[list-item]
+
+
 def test_nothing_given_is_a_single_turn(tmp_path: Path):
     envs = opened(RunConfig(), tmp_path)
     assert all(isinstance(env, SingleTurn) for env in envs.values())

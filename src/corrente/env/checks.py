@@ -21,7 +21,7 @@ def check(config: RunConfig, given: Given = NOTHING) -> None:
         raise ConfigError(
             "env, tools and environment_factory are given: an env is played as it is; leave the other two out"
         )
-    _factories(given)
+    _objects(given)
     if isinstance(section, SingleTurn) or given.env is not None:
         return
     calls.verify(section.calls)
@@ -43,7 +43,10 @@ def check(config: RunConfig, given: Given = NOTHING) -> None:
         )
 
 
-def _factories(given: Given) -> None:
+def _objects(given: Given) -> None:
+    for tool in given.tools:
+        if not callable(tool):
+            raise ConfigError(f"tools: {tool!r} given; each must be a function, with type hints and a docstring")
     factory = given.environment_factory
     if factory is None:
         return
