@@ -36,12 +36,18 @@ class CheckpointFolder:
 
     async def write(self, snapshot: Snapshot, learner: Learner) -> Path:
         final = self._folder / f"step-{snapshot.step:06d}"
-        if (final / MARKER).exists():
-            return final
+        for torn in self._folder.glob(".step-*"):
+            shutil.rmtree(torn, ignore_errors=True)
+        if not (final / MARKER).exists():
+            await self._make(final, snapshot, learner)
+        for old in complete(self._folder)[: -self._keep]:
+            _remove(old)
+        return final
+
+    async def _make(self, final: Path, snapshot: Snapshot, learner: Learner) -> None:
         aside = self._folder / f".{final.name}.writing"
         try:
-            for torn in (*self._folder.glob(".step-*"), final):
-                shutil.rmtree(torn, ignore_errors=True)
+            shutil.rmtree(final, ignore_errors=True)
             (aside / LEARNER).mkdir(parents=True)
             await learner.save(aside / LEARNER)
             _write_flushed(aside / CONTROL, codec.encode(snapshot))
@@ -55,9 +61,6 @@ class CheckpointFolder:
             raise CheckpointError(
                 f"checkpoint {final} could not be written: {error}; earlier ones are intact"
             ) from error
-        for old in complete(self._folder)[: -self._keep]:
-            _remove(old)
-        return final
 
 
 def _remove(old: Path) -> None:

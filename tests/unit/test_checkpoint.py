@@ -95,6 +95,16 @@ def test_checkpoint_that_is_removed_is_gone_at_once_and_what_a_crash_left_is_cle
     assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
 
 
+def test_what_a_crash_kept_from_being_removed_is_cleared_though_nothing_is_written(tmp_path: Path):
+    """Killed between the last checkpoint and the removal of older ones, a run resumes at its end and writes no other."""
+    for step in (5, 6):
+        write(tmp_path, step, TextLearner())
+    (tmp_path / ".step-000003.removing" / "learner").mkdir(parents=True)
+    write(tmp_path, 6, TextLearner("other"), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
+    assert (tmp_path / "step-000006" / "learner" / "model.txt").read_text() != "other"
+
+
 def test_random_state_of_users_is_kept_with_a_checkpoint_and_goes_on_from_there(tmp_path: Path):
     random.seed(3)
     np.random.seed(3)
