@@ -19,20 +19,21 @@ def context(folder: Path, wanted: int, *, windowed: bool) -> int:
 
 def vocabulary(folder: Path) -> int | None:
     """How many tokens the model in ``folder`` knows; None where the folder does not say."""
-    try:
-        shape = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return (shape.get("text_config") or shape).get("vocab_size")
+    return _shape(folder).get("vocab_size")
 
 
 def limit(folder: Path, *, windowed: bool) -> int | None:
     """See positions; None as well where the folder cannot be read."""
+    return positions(_shape(folder), windowed=windowed)
+
+
+def _shape(folder: Path) -> Mapping[str, Any]:
+    """The configuration of its language model; empty where the folder cannot be read."""
     try:
         shape = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
-        return None
-    return positions(shape.get("text_config") or shape, windowed=windowed)
+        return {}
+    return shape.get("text_config") or shape
 
 
 def positions(shape: Mapping[str, Any], *, windowed: bool) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from tests.numerics.continued import check_continues, same, weights
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from corrente import config as c
@@ -32,14 +33,6 @@ EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 def _config(path: Path, **sections: Any) -> RunConfig:
     return RunConfig(**({"model": c.Model(path=str(path)), "learner": c.Learner(lr=1e-2), "adapters": LORA} | sections))
-
-
-def _weights(core: LearnerCore) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in core.tensors().items()}
-
-
-def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def _shake(parameters: dict[str, Any]) -> None:
@@ -171,8 +164,8 @@ def test_only_adapters_have_gradient_and_optimizer_state(model_dir, build_batch)
 
 def test_adapters_start_as_nothing_and_follow_the_seed(model_dir, build_model):
     first, again, other = (LearnerCore(_config(model_dir(), run=c.Run(seed=seed))) for seed in (0, 0, 1))
-    assert _same(_weights(first), _weights(again))
-    assert not _same(_weights(first), _weights(other))
+    assert same(weights(first), weights(again))
+    assert not same(weights(first), weights(other))
     ids = torch.arange(20)[None]
     assert torch.equal(first._policy.model(ids).logits, build_model(dtype=torch.float32)(ids).logits)
 
@@ -225,7 +218,7 @@ def test_merged_weights_equal_those_peft_merges(name, model_dir, build_model):
     theirs = _plain_peft(build_model(name, dtype=torch.float32))
     _shake({n.replace(".default", ""): p for n, p in theirs.named_parameters() if p.requires_grad})
     want = theirs.merge_and_unload().state_dict()
-    assert _same(_weights(core), dict(want))
+    assert same(weights(core), dict(want))
     assert set(want) == set(LearnerCore(_config(model_dir(name), adapters=c.Full())).tensors())
 
 
@@ -233,26 +226,26 @@ def test_merged_weights_are_the_same_bits_each_time(model_dir, build_batch):
     core = LearnerCore(_config(model_dir(), adapters=MERGED))
     frozen = {n: p.clone() for n, p in core._policy.model.named_parameters() if ".lora_" not in n}
     core.step(build_batch())
-    first, addresses = _weights(core), {n: t.data_ptr() for n, t in core.tensors().items()}
+    first, addresses = weights(core), {n: t.data_ptr() for n, t in core.tensors().items()}
     for _ in range(5):
-        assert _same(first, _weights(core))
+        assert same(first, weights(core))
     assert {n: t.data_ptr() for n, t in core.tensors().items()} == addresses
     assert all(torch.equal(p, frozen[n]) for n, p in core._policy.model.named_parameters() if n in frozen)
     core.step(build_batch(seed=1))
-    assert not _same(first, _weights(core))
+    assert not same(first, weights(core))
 
 
 def test_both_kinds_train_alike(model_dir, build_batch):
     one, other = (LearnerCore(_config(model_dir(), adapters=kind)) for kind in (LORA, MERGED))
     reports = [[core.step(build_batch(seed=seed)) for seed in range(3)] for core in (one, other)]
     assert [r["train/loss"] for r in reports[0]] == [r["train/loss"] for r in reports[1]]
-    assert _same(_weights(one), {n: p.detach() for n, p in other._adapters._own.items()})
+    assert same(weights(one), {n: p.detach() for n, p in other._adapters._own.items()})
 
 
 def test_experts_of_a_mixture_are_trained_and_merged(moe_dir, build_batch):
     settings = {"rank": RANK, "alpha": ALPHA, "targets": ("q_proj",), "target_parameters": EXPERTS}
     core = LearnerCore(_config(moe_dir, adapters=c.LoraMerged(**settings)))
-    before = _weights(core)
+    before = weights(core)
     for seed in range(2):
         core.step(build_batch(seed=seed))
     after = core.tensors()
@@ -275,18 +268,7 @@ def test_experts_of_a_mixture_are_trained_and_merged(moe_dir, build_batch):
 @pytest.mark.parametrize("kind", [LORA, MERGED], ids=["lora", "lora_merged"])
 def test_checkpoint_continues_as_if_never_stopped(kind, model_dir, build_batch, tmp_path):
     config = _config(model_dir(), adapters=kind, algo=c.Algo(beta=0.1))
-    straight, stopped = LearnerCore(config), LearnerCore(config)
-    for core in (straight, stopped):
-        core.step(build_batch(seed=1))
-    (tmp_path / "saved").mkdir()
-    stopped.save(tmp_path / "saved")
-    resumed = LearnerCore(config)
-    resumed.load(tmp_path / "saved")
-    reports = [core.step(build_batch(seed=2)) for core in (straight, resumed)]
-    assert _same(_weights(straight), _weights(resumed))
-    for report in reports:
-        report.pop("learner/busy_s")
-    assert reports[0] == reports[1]
+    check_continues(config, tmp_path, build_batch, build_batch(seed=1))
 
 
 @pytest.mark.parametrize("kind", [LORA, MERGED], ids=["lora", "lora_merged"])
@@ -359,11 +341,11 @@ def test_damaged_or_other_checkpoint_is_refused_and_the_learner_goes_on(
         (saved / files[damage]).write_bytes((saved / files[damage]).read_bytes()[:100])
     elif damage == "no weights":
         (saved / directory.WEIGHTS).unlink()
-    before = _weights(core)
+    before = weights(core)
     with pytest.raises(CheckpointError, match=message) as caught:
         core.load(saved)
     assert "\n" not in str(caught.value)
-    assert _same(before, _weights(core))
+    assert same(before, weights(core))
     core.step(build_batch())
 
 
@@ -375,7 +357,7 @@ def test_training_starts_from_a_peft_directory(model_dir, build_batch, tmp_path)
     first.save(saved)
     start = c.Lora(rank=RANK, alpha=ALPHA, init=str(saved))
     core = LearnerCore(_config(model_dir(), adapters=start, algo=c.Algo(beta=0.5)))
-    assert _same(_weights(first), _weights(core))
+    assert same(weights(first), weights(core))
     reports = [core.step(build_batch()) for _ in range(2)]
     assert reports[0]["kl/reference"] == pytest.approx(0, abs=1e-9)
     assert reports[1]["kl/reference"] > 1e-4

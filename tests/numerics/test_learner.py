@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.numerics.continued import check_continues, same, weights
 from transformers import AutoModelForCausalLM
 
 from corrente import config as c
@@ -29,14 +30,6 @@ from corrente.types import Batch, Row, Sampling
 
 def _config(path: Path, **sections: Any) -> RunConfig:
     return RunConfig(**({"model": c.Model(path=str(path)), "learner": c.Learner(lr=1e-2)} | sections))
-
-
-def _weights(core: LearnerCore) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in core.tensors().items()}
-
-
-def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def _empty(version: int = 5) -> Batch:
@@ -186,10 +179,10 @@ def test_dropout_of_the_model_is_off(model_dir, build_batch, plain_logprobs, bui
 
 def _moves_nothing(core: LearnerCore, batch: Batch) -> dict[str, float]:
     """What a step of this batch reports, after it left weights and optimizer as they were."""
-    before, state = _weights(core), core._backend.state()
+    before, state = weights(core), core._backend.state()
     moments = {k: {n: t.clone() for n, t in s.items()} for k, s in state["state"].items()}
     report = core.step(batch)
-    assert _same(_weights(core), before)
+    assert same(weights(core), before)
     after = core._backend.state()["state"]
     assert all(torch.equal(after[k][n], t) for k, s in moments.items() for n, t in s.items())
     assert all(parameter.grad is None for parameter in core._policy.model.parameters())
@@ -246,7 +239,7 @@ def test_masked_positions_may_hold_anything(model_dir, build_batch):
     clean, dirty = (LearnerCore(_config(model_dir())) for _ in range(2))
     clean.step(batch)
     dirty.step(msgspec.structs.replace(batch, rows=tuple(poisoned(row) for row in batch.rows)))
-    assert _same(_weights(clean), _weights(dirty))
+    assert same(weights(clean), weights(dirty))
 
 
 @pytest.mark.parametrize("fault", ["logprobs", "weights"])
@@ -262,11 +255,11 @@ def test_divergence_raises_and_moves_nothing(fault, model_dir, build_batch):
         bad = msgspec.structs.replace(
             good, rows=tuple(msgspec.structs.replace(r, logprobs=p) for r, p in zip(good.rows, poison, strict=True))
         )
-    before, moments = _weights(core), {k: v["exp_avg"].clone() for k, v in core._backend.state()["state"].items()}
+    before, moments = weights(core), {k: v["exp_avg"].clone() for k, v in core._backend.state()["state"].items()}
     with pytest.raises(DivergedError):
         core.step(bad)
     assert all(
-        torch.equal(a, b) or a.isnan().any() for a, b in zip(before.values(), _weights(core).values(), strict=True)
+        torch.equal(a, b) or a.isnan().any() for a, b in zip(before.values(), weights(core).values(), strict=True)
     )
     assert all(torch.equal(core._backend.state()["state"][k]["exp_avg"], m) for k, m in moments.items())
     assert all(parameter.grad is None for parameter in core._policy.model.parameters())
@@ -274,11 +267,11 @@ def test_divergence_raises_and_moves_nothing(fault, model_dir, build_batch):
 
 def test_infinite_gradient_of_a_finite_loss_raises(model_dir, build_batch):
     core = LearnerCore(_config(model_dir()))
-    before = _weights(core)
+    before = weights(core)
     core._policy.model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(DivergedError, match="gradient norm"):
         core.step(build_batch())
-    assert _same(before, _weights(core))
+    assert same(before, weights(core))
 
 
 def test_end_of_sequence_is_trained_also_when_it_is_the_padding_token(model_dir, build_model):
@@ -436,19 +429,7 @@ def test_tensors_stay_where_they_are(model_dir, build_batch):
 
 def test_checkpoint_continues_as_if_never_stopped(model_dir, build_batch, tmp_path):
     config = _config(model_dir(), learner=c.Learner(lr=1e-2, schedule="linear"), algo=c.Algo(beta=0.1))
-    straight, stopped = LearnerCore(config), LearnerCore(config)
-    for core in (straight, stopped):
-        core.step(build_batch(seed=1))
-        core.step(_empty())
-    (tmp_path / "saved").mkdir()
-    stopped.save(tmp_path / "saved")
-    resumed = LearnerCore(config)
-    resumed.load(tmp_path / "saved")
-    reports = [core.step(build_batch(seed=2)) for core in (straight, resumed)]
-    assert _same(_weights(straight), _weights(resumed))
-    for report in reports:
-        report.pop("learner/busy_s")
-    assert reports[0] == reports[1]
+    check_continues(config, tmp_path, build_batch, build_batch(seed=1), _empty())
 
 
 def test_a_restored_optimizer_keeps_its_moments_and_takes_the_settings_it_is_given():
@@ -475,7 +456,7 @@ def test_checkpoint_is_a_model_anyone_can_load(model_dir, build_batch, tmp_path)
     (tmp_path / "saved").mkdir()
     core.save(tmp_path / "saved")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto")
-    assert _same({name: tensor.detach() for name, tensor in model.state_dict().items()}, dict(core.tensors()))
+    assert same({name: tensor.detach() for name, tensor in model.state_dict().items()}, dict(core.tensors()))
     assert model.config.resid_pdrop == 0.1
     assert (tmp_path / "saved" / "tokenizer_config.json").read_bytes() == (
         source / "tokenizer_config.json"
@@ -508,10 +489,10 @@ def test_damaged_checkpoint_is_refused_and_the_learner_goes_on(damage, model_dir
         file.write_bytes(file.read_bytes()[:200])
     elif damage == "nothing":
         saved = tmp_path / "missing"
-    before = _weights(core)
+    before = weights(core)
     with pytest.raises(CheckpointError, match=str(saved)):
         core.load(saved)
-    assert _same(before, _weights(core))
+    assert same(before, weights(core))
     core.step(build_batch())
 
 
