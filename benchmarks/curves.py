@@ -22,6 +22,7 @@ VARIANTS = {
     "double": ["buffer.kind=double"],
     "window S=1": ["buffer.kind=window", "staleness.max=1"],
     "window S=2": ["buffer.kind=window", "staleness.max=2"],
+    "window S=3": ["buffer.kind=window", "staleness.max=3"],
 }
 
 

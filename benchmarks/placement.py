@@ -1,13 +1,14 @@
 """What each placement of engine and learner on one machine costs, over a fixed amount of coupled work.
 
-    python benchmarks/placement.py MODEL [--steps 4] [--tokens 8 32] [--json FILE]
+    python benchmarks/placement.py MODEL [--steps 4] [--tokens 8 32] [--rounds 3] [--json FILE]
 
 For every setting the real runtime does the same work: STEPS batches of 64 completions (8 prompts of 8) are generated, each
 batch is trained on and its weights are published, and generation runs ahead by at most one version (128 slots). ``sequential``
 waits for each side before it starts the other: it is what overlap is measured against. On cores that are all busy overlap
 cannot shorten the sum of the work; it must not lengthen it either. A short completion makes the learner the slower side, a long
 one the engine. ``lag`` is the mean over trained tokens, ``cpu`` is processor seconds of both workers over seconds times cores,
-``others`` that of everything else on the machine: a row with much of it measures the neighbours.
+``others`` that of everything else on the machine: a row with much of it measures the neighbours. The settings alternate within
+a round; ends with the median seconds of each, and its ratio to ``shared`` of the same round.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Literal
+from statistics import median
+from typing import Any, Literal
 
 import anyio
 import numpy as np
@@ -137,7 +139,9 @@ def machine_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(config: RunConfig, setting: str, prompts: list[np.ndarray], *, steps: int, tokens: int) -> dict:
+async def measure(
+    config: RunConfig, setting: str, prompts: list[np.ndarray], *, steps: int, tokens: int
+) -> dict[str, float]:
     """Figures of one setting; one batch goes ahead unmeasured."""
     _, place = SETTINGS[setting]
     ahead = 0 if setting == "sequential" else 1
@@ -170,26 +174,38 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     encode = AutoTokenizer.from_pretrained(given.model)
     texts = [f"2 + 3 = 5\n6 + 1 = 7\n{n % 9 + 1} + {n * 7 % 9 + 1} =" for n in range(16)]
     prompts = [np.array(encode(text)["input_ids"], np.int32) for text in texts]
-    rows = []
-    for tokens in given.tokens:
-        for setting in given.settings:
-            config = RunConfig(model=Model(path=str(given.model)), runtime=Procs(placement=SETTINGS[setting][0]))
-            figures = anyio.run(
-                lambda c=config, s=setting, t=tokens: measure(c, s, prompts, steps=given.steps, tokens=t)
-            )
-            rows.append({"tokens": tokens, "setting": setting, **figures})
-            sys.stdout.write(
-                f"{tokens:4d} tokens  {setting:20}" + "  ".join(f"{k} {v:7.3f}" for k, v in figures.items()) + "\n"
-            )
-            sys.stdout.flush()
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    for number, tokens, setting in product(range(given.rounds), given.tokens, given.settings):
+        config = RunConfig(model=Model(path=str(given.model)), runtime=Procs(placement=SETTINGS[setting][0]))
+        figures = anyio.run(lambda c=config, s=setting, t=tokens: measure(c, s, prompts, steps=given.steps, tokens=t))
+        rows.append({"round": number, "tokens": tokens, "setting": setting, **figures})
+        values = "  ".join(f"{k} {v:7.3f}" for k, v in figures.items())
+        print(f"{tokens:4d} tokens  {setting:20}{values}", flush=True)
+        if given.json:
+            given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Medians over the rounds, and of the ratios to ``shared`` within a round."""
+    seconds = {(row["tokens"], row["setting"], row["round"]): row["total_s"] for row in rows}
+    for tokens, setting in dict.fromkeys((row["tokens"], row["setting"]) for row in rows):
+        rounds = sorted({number for _, _, number in seconds})
+        took_s = [seconds[tokens, setting, number] for number in rounds]
+        line = (
+            f"{tokens:4d} tokens  {setting:20}median {median(took_s):7.2f} s ({min(took_s):.2f} to {max(took_s):.2f})"
+        )
+        if (tokens, "shared", 0) in seconds:
+            ratios = [seconds[tokens, setting, number] / seconds[tokens, "shared", number] for number in rounds]
+            line += f"  of shared {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        print(line)
 
 
 if __name__ == "__main__":

@@ -82,20 +82,21 @@ class Draws(NamedTuple):
 
 
 def draw(logits_BV: torch.Tensor, rules: Rules, positions_B: NDArray[np.int64]) -> Draws:
-    """One token per row. May overwrite the logits."""
+    """One token per row. May overwrite the logits. Row by row in memory, whatever the model's layout: reductions of blocks over
+    strided columns take torch several times as long as the copy."""
+    logits_BV = logits_BV.float().contiguous()
     count = len(logits_BV)
     tokens = torch.empty(count, dtype=torch.long, device=logits_BV.device)
     logprobs = torch.empty(count, dtype=torch.float32, device=logits_BV.device)
     kept: list[Ids | None] = [None] * count
     uniform = torch.from_numpy(uniforms(rules.seeds, positions_B)).to(logits_BV.device)
     if rules.plain:
-        wide = logits_BV.float()
-        tokens, logprobs, _ = _dense(wide.sub_(wide.amax(-1, keepdim=True)), None, uniform)
+        tokens, logprobs, _ = _dense(logits_BV.sub_(logits_BV.amax(-1, keepdim=True)), None, uniform)
     else:
         for rows, way in ((rules.greedy, _greedy), (rules.dense, _tempered), (rules.cut, _truncated)):
             if len(rows):
                 picked = logits_BV if len(rows) == count else logits_BV.index_select(0, rows)
-                tokens[rows], logprobs[rows], sets = way(picked.float(), rules, rows, uniform[rows])
+                tokens[rows], logprobs[rows], sets = way(picked, rules, rows, uniform[rows])
                 for row, ids in zip(rows.tolist(), sets or (), strict=sets is not None):
                     kept[row] = ids if rules.keeps[row] else None
     return Draws(tokens.cpu().numpy().astype(np.int32), logprobs.cpu().numpy(), kept)
