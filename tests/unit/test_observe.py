@@ -292,6 +292,31 @@ def test_summary_says_first_and_last_rates_lag_and_counts():
     assert lines["warnings"].startswith("1,")
 
 
+ADVICE = "they waited for one another: a larger staleness.max lets generation run further ahead"
+
+
+@pytest.mark.parametrize(
+    ("changed", "steps", "advised"),
+    [
+        ({}, 5, True),
+        ({}, 4, False),
+        ({"engine/idle_fraction": 0.05}, 5, False),
+        ({"learner/idle_fraction": 0.05}, 5, False),
+        ({"wait/learner_groups_fraction": 0.0}, 5, False),
+        ({"wait/feed_slot_fraction": 0.0}, 5, False),
+        ({"lag/bound": 0.0}, 5, False),
+    ],
+)
+def test_summary_advises_more_ahead_where_both_sides_wait_for_latency(
+    changed: dict[str, float], steps: int, advised: bool
+):
+    waits = {"wait/learner_groups_fraction": 0.3, "wait/feed_slot_fraction": 0.6, "engine/idle_fraction": 0.4}
+    summary = Summary()
+    for step in range(1, steps + 1):
+        summary.metrics(step, {**_step(step), **waits, **changed})
+    assert (("", ADVICE) in summary.lines(ended="all taken", counts={})) == advised
+
+
 def test_summary_of_a_resumed_run_covers_the_part_before(tmp_path: Path):
     sink = JsonlSink(tmp_path)
     sink.metrics(1, _step(1, reward__mean=0.1, not_a_number=float("nan")))

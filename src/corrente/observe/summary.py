@@ -19,10 +19,16 @@ REDUCTIONS: dict[str, tuple[Reduction, ...]] = {
     "time/elapsed_s": ("last",),
     "engine/idle_fraction": ("mean",),
     "learner/idle_fraction": ("mean",),
+    "wait/learner_groups_fraction": ("mean",),
+    "wait/feed_slot_fraction": ("mean",),
     "mismatch/logprob_gap_mean": ("first",),
 }
 """What is kept of each metric, over the steps of the run."""
 
+NOTABLE = 0.1
+"""From this part of the time on, a wait is worth a word."""
+STEPS_TO_JUDGE = 5
+"""Fewer say little of waits: in the first step the learner has nothing to do yet."""
 OUTCOMES = ("trained", "filtered", "failed", "stale", "cancelled")
 
 
@@ -95,7 +101,16 @@ class Summary:
         engine, learner = (self._kept.value(f"{side}/idle_fraction mean") for side in ("engine", "learner"))
         if engine is None or learner is None:
             return []
-        return [("idle", f"engine {engine:.0%}, learner {learner:.0%}")]
+        return [("idle", f"engine {engine:.0%}, learner {learner:.0%}"), *self._advice(engine, learner)]
+
+    def _advice(self, engine: float, learner: float) -> list[tuple[str, str]]:
+        """Where both sides idled because all that may be generated was under way, a run waits for latency, and more ahead hides
+        it. A side that idles alone does so because the other is slower, and where nothing may be ahead that is a choice."""
+        groups, slots = (self._kept.value(f"wait/{name}_fraction mean") for name in ("learner_groups", "feed_slot"))
+        waited = min(engine, learner, groups or 0.0, slots or 0.0)
+        if waited < NOTABLE or self.step < STEPS_TO_JUDGE or not self._kept.value("lag/bound last"):
+            return []
+        return [("", "they waited for one another: a larger staleness.max lets generation run further ahead")]
 
 
 def duration(seconds: float) -> str:
