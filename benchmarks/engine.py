@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import runs
 import torch
 
 from corrente.engine.embedded.core import EngineCore
@@ -265,11 +265,8 @@ def main() -> None:
     if vllm:
         vllm.close()
     print("\nbest round of each side, output tokens per second:\n" + report(rows, list(sides)))
-    if args.json:
-        args.json.write_text(
-            json.dumps({"argv": sys.argv[1:], "threads": args.threads, "clock": args.clock, "rows": rows}, indent=2)
-            + "\n"
-        )
+    settings = {"threads": args.threads, "tokens": args.tokens, "rounds": args.rounds, "clock": args.clock}
+    runs.write(args.json, {"machine": runs.machine(), **settings, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class Inline(Kind, frozen=True, kw_only=True, tag="inline"):
 class Procs(Kind, frozen=True, kw_only=True, tag="procs"):
     """A controller in this process, engine and learner in children of it."""
 
-    placement: Literal["shared", "pinned", "priority"] = "priority"
+    placement: Literal["shared", "pinned", "priority"] = "shared"
     """shared: both sides may use every core. pinned: cores split. priority: shared, the engine goes first."""
     start_deadline_s: Seconds = 300.0
     """Time the workers get to load their models."""
