@@ -3,8 +3,9 @@
     python benchmarks/curves.py examples/addition2.toml --steps 40 --every 8 --seeds 0 1 2 --json out.json
 
 Every variant trains on the same number of samples from the same config, alternating, so that a change in the machine's load
-meets them all. A point is the greedy accuracy on held-out prompts of the version it is labelled with; `reward` is the mean over
-the samples of the last quarter of the steps. Prints, per variant, the mean and the range over the seeds.
+meets them all. A point is the greedy accuracy on held-out prompts of the version it is labelled with. Evaluation goes on beside
+training, so that later versions, up to `newest`, may have had a part in it; the last point is of the last version alone. `reward`
+is the mean over the samples of the last quarter of the steps. Prints, per variant, the mean and the range over the seeds.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def one(args: argparse.Namespace, folder: Path, *, variant: str, seed: int) -> d
         "variant": variant,
         "seed": seed,
         "held_out": {int(r["eval/version"]): round(r["eval/reward"], 4) for r in done.evaluations},
+        "newest": {int(r["eval/version"]): int(r["eval/version_max"]) for r in done.evaluations},
         "reward": rewards,
         "reward_last": round(mean(rewards[-max(1, len(rewards) // 4) :]), 4),
         "lag_mean": round(mean(done.curve("lag/mean")), 3),
