@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from corrente.errors import FailureBudgetError, NothingToLearnError
 from corrente.ledger import Ledger
 from corrente.observe.base import Sink
+from corrente.parts import Parts, Snapshot
+
+ENGINE, ENVIRONMENT, SCORING = "the engine", "the environment", "scoring"
+"""Boundaries at which an episode may fail."""
 
 
 class FailureBudget:
-    """Per boundary (the engine, the environment, a reward function), the last ``window`` attempts; more than ``fraction`` of
-    them failed, and at least ``window`` were made or all of the first ``window // 4`` failed: FailureBudgetError. ``sink`` is
-    told of the first failure at each; None: nobody is.
+    """Per boundary (engine, environment, scoring), the last ``window`` attempts; more than ``fraction`` of them failed, and there
+    were ``window``, or at scoring all of the first ``window // 4`` failed: FailureBudgetError. ``sink`` is told of the first
+    failure at each; None: nobody is.
 
-    An attempt is recorded when it ends, and one that is refused ends at once, before those that go well: as many failures as
-    there are places can come in a row although few attempts fail. So the window is at least twice ``in_flight``, the episodes
-    that may be under way at once.
+    An attempt is recorded when it ends. One that engine or environment refuses ends at once, and makes room for others that
+    may be refused as well, before any that goes well: more failures than there are places can come in a row although fewer
+    attempts than allowed fail. So the window is at least twice ``in_flight``, the episodes that may be under way at once. What
+    is scored was generated first, which takes its time: there a quarter of failures and nothing else is enough. ``before`` is
+    what the earlier part of a resumed run attempted.
     """
 
-    def __init__(self, *, fraction: float, window: int, in_flight: int = 0, sink: Sink | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        fraction: float,
+        window: int,
+        in_flight: int = 0,
+        sink: Sink | None = None,
+        before: Mapping[str, tuple[list[bool], str]] | None = None,
+    ) -> None:
         self._fraction = fraction
         self._window = max(window, 2 * in_flight)
         self._sink, self._told = sink, set[str]()
-        self._recent: dict[str, deque[bool]] = {}
-        self._last: dict[str, str] = {}
+        self._recent = {boundary: deque(recent, self._window) for boundary, (recent, _) in (before or {}).items()}
+        self._last = {boundary: last for boundary, (_, last) in (before or {}).items()}
+        self._spent = False
 
     def attempt(self, boundary: str, error: str = "") -> None:
         """Record one attempt; ``error`` is empty when it went well."""
@@ -35,19 +51,28 @@ class FailureBudget:
             self.tell(boundary, f"an episode failed at {boundary}, the first to do so: {error}")
         failed = sum(recent)
         full = len(recent) == self._window
-        hopeless = failed == len(recent) >= max(2, self._window // 4) and self._fraction < 1
+        enough = max(2, self._window // 4) if boundary == SCORING else self._window
+        hopeless = failed == len(recent) >= enough and self._fraction < 1
         if error and ((full and failed > self._fraction * len(recent)) or hopeless):
+            self._spent = True
             raise FailureBudgetError(
                 f"{failed} of the last {len(recent)} attempts failed at {boundary}; the last: {error} "
                 f"(allowed: limits.failure_fraction = {self._fraction} of {self._window}: limits.failure_window, or twice what "
                 "may be under way)"
             )
 
+    def state(self) -> dict[str, tuple[list[bool], str]]:
+        """What a resumed run counts on from; nothing where it has ended the run already."""
+        if self._spent:
+            return {}
+        return {boundary: (list(recent), self._last.get(boundary, "")) for boundary, recent in self._recent.items()}
+
     def close(self) -> None:
         """The data has ended: nothing more comes to fill a window, so what was attempted is what counts."""
         for boundary, recent in self._recent.items():
             failed = sum(recent)
             if failed > self._fraction * len(recent):
+                self._spent = True
                 raise FailureBudgetError(
                     f"the data ended, and {failed} of the last {len(recent)} attempts had failed at {boundary}; the last: "
                     f"{self._last[boundary]} (allowed: limits.failure_fraction = {self._fraction})"
@@ -118,3 +143,18 @@ class Fruitless:
         if ledger.count("trained") or not any(ledger.counts().values()):
             return None
         return NothingToLearnError(f"the data ended, and nothing of it was trained on ({ledger.told()})")
+
+
+def budgets(parts: Parts, snapshot: Snapshot | None) -> tuple[FailureBudget, Fruitless]:
+    """Both accounts of a run, or of one that goes on from ``snapshot``."""
+    plan = parts.plan
+    attempts, before = (snapshot.attempts, snapshot.fruitless) if snapshot else ({}, (0, 0))
+    budget = FailureBudget(
+        fraction=plan.limits.failure_fraction,
+        window=plan.limits.failure_window,
+        in_flight=(parts.buffer.occupancy().slots or 2 * plan.prompts_per_step) * plan.group_size,
+        sink=parts.sink,
+        before=attempts,
+    )
+    per_step, patience = plan.prompts_per_step, plan.filter.patience
+    return budget, Fruitless(per_step=per_step, patience=patience, sink=parts.sink, before=before)

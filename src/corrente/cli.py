@@ -253,13 +253,15 @@ def _train_in(folder: Path, config: RunConfig, *, resume: bool) -> None:
     from rich.console import Console
 
     from corrente import runfolder
+    from corrente.config import Procs, Window
     from corrente.observe.console import ConsoleSink
     from corrente.observe.fanout import Fanout
     from corrente.observe.jsonl import JsonlSink, read_metrics
     from corrente.observe.summary import Summary
     from corrente.observe.trackers import open_trackers
 
-    summary = Summary()
+    runs_ahead = isinstance(config.buffer, Window) and isinstance(config.runtime, Procs) and config.staleness.max > 0
+    summary = Summary(may_run_ahead=runs_ahead)
     if resume:
         runfolder.keep(folder, config)
         summary.replay(read_metrics(folder))

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 
 from corrente import randomness
-from corrente.budget import Fruitless
+from corrente.budget import FailureBudget, Fruitless
 from corrente.evaluation import Evaluator
 from corrente.journal import Journal
 from corrente.ledger import Ledger
@@ -28,12 +28,13 @@ class Keeper:
         ledger: Ledger,
         journal: Journal,
         evaluator: Evaluator,
-        *,
         reporter: Reporter,
         fruitless: Fruitless,
+        budget: FailureBudget,
     ) -> None:
         self._parts = parts
-        self._evaluator, self._reporter, self._fruitless = evaluator, reporter, fruitless
+        self._evaluator, self._reporter = evaluator, reporter
+        self._fruitless, self._budget = fruitless, budget
         self._ledger = ledger
         self._journal = journal
 
@@ -78,6 +79,7 @@ class Keeper:
             evaluated=self._evaluator.done,
             randomness=randomness.state(),
             fruitless=self._fruitless.state(),
+            attempts=self._budget.state(),
         )
         with self._journal.waits.on("learn", "the report of the step"):
             await self._reporter.reported(step)

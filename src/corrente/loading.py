@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config file {path} cannot be read: {error}") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # that a number or a nesting is too long is no TOMLDecodeError
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -137,7 +137,7 @@ def _from_command_line(overrides: Sequence[str]) -> Raw:
 def _value(section: str, leaf: str, text: str) -> Any:
     try:
         tables = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     value = tables["value"]
     types_of_key = [schema.fields(cls)[leaf] for cls in schema.sections()[section] if leaf in schema.fields(cls)]

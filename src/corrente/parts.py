@@ -70,6 +70,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What ``randomness.state`` gave, for the code of users."""
     fruitless: tuple[int, int] = (0, 0)
     """Groups in a row that taught nothing: filtered, and trained without a row."""
+    attempts: dict[str, tuple[list[bool], str]] = {}
+    """By boundary, which of the last attempts failed, and the last error; see FailureBudget."""
 
     def admit_again(self, plan: Plan, one_version: Whole | None = None) -> list[Unfinished]:
         """What a run resumed from here admits before anything new, in order.

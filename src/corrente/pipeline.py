@@ -33,7 +33,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from corrente.alarms import Alarms
-from corrente.budget import FailureBudget, Fruitless
+from corrente.budget import budgets
 from corrente.errors import AlarmError, EndOfStream, FailureBudgetError, NothingToLearnError, root_cause
 from corrente.evaluation import Evaluator
 from corrente.journal import Journal
@@ -82,24 +82,16 @@ class Pipeline:
         self.ledger = Ledger(snapshot.ledger if snapshot else None)
         self.journal = Journal(parts.sink, before_s=snapshot.elapsed_s if snapshot else 0.0)
         self.valve = Valve(parts.engine.abort)
-        limits = self.plan.limits
-        per_step, patience = self.plan.prompts_per_step, self.plan.filter.patience
-        self._budget = FailureBudget(
-            fraction=limits.failure_fraction,
-            window=limits.failure_window,
-            in_flight=(parts.buffer.occupancy().slots or 2 * per_step) * self.plan.group_size,
-            sink=parts.sink,
-        )
-        before = snapshot.fruitless if snapshot else (0, 0)
-        self._fruitless = Fruitless(per_step=per_step, patience=patience, sink=parts.sink, before=before)
+        self._budget, self._fruitless = budgets(parts, snapshot)
         self._alarms = Alarms(self.plan.alarm, parts.sink)
         self._player = Player(parts, parts.env, valve=self.valve, waits=self.journal.waits, budget=self._budget)
         self._publisher = Publisher(parts, valve=self.valve, journal=self.journal)
-        evaluated = snapshot.evaluated if snapshot else -1
-        self._evaluator = Evaluator(parts, valve=self.valve, journal=self.journal, done=evaluated)
+        self._evaluator = Evaluator(
+            parts, valve=self.valve, journal=self.journal, done=snapshot.evaluated if snapshot else -1
+        )
         self._reporter = Reporter(parts, ledger=self.ledger, journal=self.journal, step=self.step)
         self._keeper = Keeper(
-            parts, self.ledger, self.journal, self._evaluator, reporter=self._reporter, fruitless=self._fruitless
+            parts, self.ledger, self.journal, self._evaluator, self._reporter, self._fruitless, self._budget
         )
         self._live_step = self.step  # whose weights are live
         self._carried = snapshot.admit_again(parts.plan, parts.inflight.one_version) if snapshot else []
@@ -110,6 +102,7 @@ class Pipeline:
         self._fed = False  # the last step has its groups
         self._landed = Bell()
         self._trained_since_stage: list[int] = []
+        self._steps_since_stage = 0
         self._scored = Scored()
         if snapshot:
             parts.prompts.restore(snapshot.prompts)
@@ -257,6 +250,7 @@ class Pipeline:
 
     async def _learn(self, flips: MemoryObjectSendStream[Staged], reports: MemoryObjectSendStream[Report]) -> str:
         """Take P groups, take a step, stage the new weights; returns why it ended."""
+        checkpoint_due = False
         while self.step < self.plan.steps:
             began_s = self.journal.elapsed_s
             groups, limits = await self._collect()
@@ -270,6 +264,7 @@ class Pipeline:
             assert_age(batch.lags(), bound=self.plan.max_age)
             values = await self._step(batch)
             self.step += 1
+            self._steps_since_stage += 1
             try:
                 self._settle(groups, batch, values)
             except (NothingToLearnError, AlarmError) as failure:
@@ -283,7 +278,9 @@ class Pipeline:
             values["time/stage_s"] = self.journal.elapsed_s - stepped_s
             values["time/step_s"] = self.journal.elapsed_s - began_s
             await reports.send((self.step, self.learner_version, values))
-            if self.plan.checkpoint_every and self.step % self.plan.checkpoint_every == 0:
+            checkpoint_due |= bool(self.plan.checkpoint_every) and self.step % self.plan.checkpoint_every == 0
+            if checkpoint_due and self._at_version:
+                checkpoint_due = False
                 await self._checkpoint()
         await self._stage(flips)
         return "steps"
@@ -332,7 +329,8 @@ class Pipeline:
 
     @property
     def _at_version(self) -> bool:
-        return self.step % self.plan.publish_every == 0
+        """Between two versions. They are counted from the last one: where data ended within a version, it was a short one."""
+        return self._steps_since_stage % self.plan.publish_every == 0
 
     @property
     def _caught_up(self) -> bool:
@@ -363,6 +361,7 @@ class Pipeline:
             update = await self._publisher.stage(self.learner_version + 1)
         self.learner_version = update.version
         freed, self._trained_since_stage = tuple(self._trained_since_stage), []
+        self._steps_since_stage = 0
         flips.send_nowait((update, freed, self.step))
 
     async def _publish(self, flips: MemoryObjectReceiveStream[Staged], tasks: TaskGroup) -> None:

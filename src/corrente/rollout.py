@@ -12,9 +12,9 @@ import anyio.lowlevel
 import msgspec
 from anyio.abc import TaskGroup
 
-from corrente.budget import FailureBudget
+from corrente.budget import ENGINE, ENVIRONMENT, SCORING, FailureBudget
 from corrente.engine.base import Engine
-from corrente.env.base import Env, Played
+from corrente.env.base import Env, Played, finite
 from corrente.errors import (
     DeadlineError,
     GenerationError,
@@ -97,26 +97,27 @@ class Player:
             with anyio.CancelScope() as scope:
                 tasks.start_soon(self._clock, clock, asked, scope)
                 with contained():
-                    played = await self._env.play(
+                    found = await self._env.play(
                         prompt,
                         lambda request: self._generate(request, asked),
                         key=f"{key or group}/{index}",
                         group=key or str(group),
                         seed=seed,
                     )
-                if played.release is not None:
-                    held.push_async_callback(self._release, played.release)
+                if found.release is not None:
+                    held.push_async_callback(self._release, found.release)
+                played = _with_rewards(found)
         except Exception as error:
             failure = _judged(error)
         finally:
             clock.cancel()
         if played is not None:
-            self._budget.attempt("the engine")
-            self._budget.attempt("the environment")
+            self._budget.attempt(ENGINE)
+            self._budget.attempt(ENVIRONMENT)
             return _episode(blank, msgspec.structs.replace(played, metrics=self._numbers(played.metrics)))
         late = isinstance(failure, DeadlineError)
         engine = isinstance(failure, GenerationError) or (late and asked.waits)
-        return self._failed(blank, failure, boundary="the engine" if engine else "the environment", late=late)
+        return self._failed(blank, failure, boundary=ENGINE if engine else ENVIRONMENT, late=late)
 
     def _failed(self, episode: Episode, failure: BaseException, *, boundary: str, late: bool) -> Episode:
         text = f"{type(failure).__name__}: {failure}"
@@ -179,7 +180,7 @@ class _Queue:
     def __init__(self, engine: Engine, asked: Transcript) -> None:
         self._engine, self._asked = engine, asked
         self._served = set[tuple[str, int]]()
-        self._decoded = 0
+        self._computed = 0
 
     async def holds(self) -> bool:
         live = self._asked.live()
@@ -194,14 +195,24 @@ class _Queue:
                 self._served.update(calls[name] for name in found)
                 return False
             stats = await self._engine.stats()
-            before, self._decoded = self._decoded, stats.decode_tokens
-            return stats.waiting > 0 and stats.decode_tokens > before
+            before, self._computed = self._computed, stats.decode_tokens + stats.prefill_tokens
+            return stats.waiting > 0 and self._computed > before
         return False
 
 
 def _call(entry: Entry) -> tuple[str, int]:
     """One call of the engine: an interrupted request queues again."""
     return entry.id, entry.written
+
+
+def _with_rewards(played: Played) -> Played:
+    """With rewards that are numbers. RolloutError where one is none."""
+    name = "the environment"
+    return msgspec.structs.replace(
+        played,
+        rewards={key: None if value is None else finite(value, name) for key, value in played.rewards.items()},
+        agent_rewards={agent: finite(value, name) for agent, value in played.agent_rewards.items()},
+    )
 
 
 def _episode(blank: Episode, played: Played) -> Episode:
@@ -253,6 +264,6 @@ async def scored(scorer: Scorer, group: Group, budget: FailureBudget) -> Group:
         lost = tuple(msgspec.structs.replace(e, status="failed", error=text) for e in group.episodes)
         after = msgspec.structs.replace(group, episodes=lost)
     for episode in after.episodes:
-        budget.attempt("scoring", "" if episode.status == "ok" else episode.error)
+        budget.attempt(SCORING, "" if episode.status == "ok" else episode.error)
     alone = tuple(msgspec.structs.replace(e, environment=None) for e in after.episodes)
     return msgspec.structs.replace(after, episodes=alone)

@@ -27,6 +27,8 @@ Mask = NDArray[np.bool_]
 FinishReason = Literal["stop", "length", "abort"]
 Outcome = Literal["trained", "filtered", "failed", "stale", "cancelled"]
 """How an admitted prompt ends: exactly one of these, with a reason and a count."""
+LARGEST_REWARD = 1e18
+"""In size: squares of what is larger are infinite in float32."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

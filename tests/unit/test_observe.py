@@ -304,7 +304,6 @@ ADVICE = "they waited for one another: a larger staleness.max lets generation ru
         ({"learner/idle_fraction": 0.05}, 5, False),
         ({"wait/learner_groups_fraction": 0.0}, 5, False),
         ({"wait/feed_slot_fraction": 0.0}, 5, False),
-        ({"lag/bound": 0.0}, 5, False),
     ],
 )
 def test_summary_advises_more_ahead_where_both_sides_wait_for_latency(
@@ -315,6 +314,14 @@ def test_summary_advises_more_ahead_where_both_sides_wait_for_latency(
     for step in range(1, steps + 1):
         summary.metrics(step, {**_step(step), **waits, **changed})
     assert (("", ADVICE) in summary.lines(ended="all taken", counts={})) == advised
+
+
+def test_summary_gives_no_advice_that_cannot_be_followed():
+    waits = {"wait/learner_groups_fraction": 0.3, "wait/feed_slot_fraction": 0.6, "engine/idle_fraction": 0.4}
+    summary = Summary(may_run_ahead=False)
+    for step in range(1, 9):
+        summary.metrics(step, {**_step(step), **waits})
+    assert ("", ADVICE) not in summary.lines(ended="all taken", counts={})
 
 
 def test_summary_of_a_resumed_run_covers_the_part_before(tmp_path: Path):

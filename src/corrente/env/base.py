@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from corrente.types import Completion, Prompt, Request, StepScore, Turn
+from corrente.errors import RolloutError
+from corrente.types import LARGEST_REWARD, Completion, Prompt, Request, StepScore, Turn
 
 Generate = Callable[[Request], Awaitable[Completion]]
 """The engine as an environment sees it."""
@@ -44,3 +45,16 @@ class Env(Protocol):
     other) cost this episode only. What a play holds when it raises, or is cancelled, it gives back itself."""
 
     async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played: ...
+
+
+def finite(reward: Any, name: str) -> float:
+    """A reward as a number. RolloutError for what is none, not finite, or too large for float32 to compute with."""
+    try:
+        number = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        raise RolloutError(f"{name} gave the reward {reward!r}; it must be a number") from None
+    if not abs(number) <= LARGEST_REWARD:
+        raise RolloutError(
+            f"{name} gave the reward {number}; it must be finite, and at most {LARGEST_REWARD:g} in size"
+        )
+    return number

@@ -14,7 +14,6 @@ again.
 from __future__ import annotations
 
 import inspect
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from corrente.env.base import finite
 from corrente.env.calls import Call
 from corrente.env.environment import Observation
 from corrente.env.tools import Offload, Toolbox, run, within
@@ -169,14 +169,3 @@ def _observation(value: Any, name: str) -> Observation:
         rewards={str(agent): finite(reward, name) for agent, reward in value.rewards.items()},
         info={str(key): plain(item) for key, item in value.info.items()},
     )
-
-
-def finite(reward: Any, name: str) -> float:
-    """A reward as a number. RolloutError for what is none, or not finite."""
-    try:
-        number = float(reward)
-    except (TypeError, ValueError):
-        raise RolloutError(f"{name} gave the reward {reward!r}; it must be a number") from None
-    if not math.isfinite(number):
-        raise RolloutError(f"{name} gave the reward {number}; it must be finite")
-    return number

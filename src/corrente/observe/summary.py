@@ -35,8 +35,10 @@ OUTCOMES = ("trained", "filtered", "failed", "stale", "cancelled")
 class Summary:
     """Implements Sink. ``replay`` feeds it the records of a run's earlier part."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_run_ahead: bool = True) -> None:
+        """``may_run_ahead``: a larger staleness.max would let generation run further ahead."""
         self._kept = Accumulator()
+        self._may_run_ahead = may_run_ahead
         self.step = 0
         self.warnings = 0
 
@@ -105,10 +107,10 @@ class Summary:
 
     def _advice(self, engine: float, learner: float) -> list[tuple[str, str]]:
         """Where both sides idled because all that may be generated was under way, a run waits for latency, and more ahead hides
-        it. A side that idles alone does so because the other is slower, and where nothing may be ahead that is a choice."""
+        it. A side that idles alone does so because the other is slower."""
         groups, slots = (self._kept.value(f"wait/{name}_fraction mean") for name in ("learner_groups", "feed_slot"))
         waited = min(engine, learner, groups or 0.0, slots or 0.0)
-        if waited < NOTABLE or self.step < STEPS_TO_JUDGE or not self._kept.value("lag/bound last"):
+        if waited < NOTABLE or self.step < STEPS_TO_JUDGE or not self._may_run_ahead:
             return []
         return [("", "they waited for one another: a larger staleness.max lets generation run further ahead")]
 

@@ -24,7 +24,7 @@ from corrente.errors import ConfigError, DeadlineError, RolloutError, described,
 from corrente.offload import contained
 from corrente.score.base import Mark, Source
 from corrente.score.meter import Meter
-from corrente.types import Episode, Group, StepScore
+from corrente.types import LARGEST_REWARD, Episode, Group, StepScore
 
 HOPELESS = 32
 
@@ -91,6 +91,10 @@ class Panel:
         earned = [(m.terms.weight, v.mark) for m, v in zip(self._members, verdicts, strict=True)]
         terms = [weight * mark.score for weight, mark in earned if mark.score is not None]
         terms += [score for score in episode.env_rewards.values() if score is not None]
+        if terms and not abs(sum(terms)) <= LARGEST_REWARD:
+            said = " + ".join(f"{weight * mark.score:g}" for weight, mark in earned if mark.score is not None)
+            error = f"the rewards add up to {sum(terms):g} ({said}); {LARGEST_REWARD:g} is the most that is allowed"
+            return msgspec.structs.replace(kept, status="failed", error=error)
         return msgspec.structs.replace(
             kept,
             reward=sum(terms) if terms else None,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set, Sized
+from itertools import islice
 from typing import Any
 
 import msgspec
+
+from corrente.types import LARGEST_REWARD
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -18,17 +21,19 @@ class Reading(msgspec.Struct, frozen=True):
 
 def read(name: str, answer: Any, *, count: int) -> list[Reading]:
     """``count`` readings of the answer that ``name`` gave."""
-    values = _as_list(answer)
+    values = _as_list(answer, most=count)
     if values is None:
         shape = f"answered with {type(answer).__name__}, a list of {count} numbers or None is needed"
         return [Reading(error=f"{name}: {shape}")] * count
     if len(values) != count:
-        return [Reading(error=f"{name}: answered with {len(values)} values for {count} completions")] * count
+        many = f"{len(values)} values" if isinstance(answer, Sized) else f"more than {count} values"
+        said = many if len(values) > count else f"{len(values)} values"
+        return [Reading(error=f"{name}: answered with {said} for {count} completions")] * count
     return [number(name, value) for value in values]
 
 
 def number(name: str, value: Any) -> Reading:
-    """One value: a finite number or None."""
+    """One value: a finite number, small enough for float32 to compute with, or None."""
     if value is None:
         return Reading()
     try:
@@ -37,13 +42,16 @@ def number(name: str, value: Any) -> Reading:
         found = math.nan
     if not math.isfinite(found):
         return Reading(error=f"{name}: answered with {str(value)[:80]!r}, a finite number or None is needed")
+    if abs(found) > LARGEST_REWARD:
+        return Reading(error=f"{name}: answered with {found:g}, a reward is at most {LARGEST_REWARD:g} in size")
     return Reading(score=found)
 
 
-def _as_list(answer: Any) -> list[Any] | None:
-    if isinstance(answer, str | bytes | Mapping):
+def _as_list(answer: Any, *, most: int) -> list[Any] | None:
+    """Its values; of what does not say how many it has, one more than ``most`` at most. A set has no order, and is no answer."""
+    if isinstance(answer, str | bytes | Mapping | Set):
         return None
     try:
-        return list(answer)
+        return list(answer) if isinstance(answer, Sized) else list(islice(answer, most + 1))
     except TypeError:
         return None
