@@ -21,6 +21,7 @@ from corrente.inflight.base import InflightPolicy
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
 from corrente.parts import Outcome, Parts, Plan, Snapshot
+from corrente.settling import STOPS
 from corrente.staleness import gate
 from corrente.staleness.base import StalenessPolicy
 from corrente.types import Sampling
@@ -169,8 +170,9 @@ async def main(
     """Run ``config`` to its end in its run folder. ``resume``: go on from the newest complete checkpoint there.
 
     ``given`` replaces what the config says. Once ``stop`` is set the run ends at the next version, with a checkpoint.
-    With ``signals``, the first SIGINT or SIGTERM stops the run at the next version, with a checkpoint; the second, or one before
-    everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the model's files could tell.
+    With ``signals``, the first SIGINT, SIGTERM or SIGHUP stops the run at the next version, with a checkpoint; the second, or one
+    before everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the model's files
+    could tell.
     """
     checkpoints = run_folder(config) / "checkpoints"
     newest = checkpoint.latest(checkpoints) if resume else None
@@ -200,7 +202,8 @@ async def main(
 
 
 async def _heed_signals(started: anyio.Event, stop: anyio.Event, sink: Sink) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    heeded = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+    with anyio.open_signal_receiver(*heeded) as signals:
         async for _ in signals:
             if not started.is_set():
                 raise Interrupted("asked to stop before everything had started")

@@ -139,3 +139,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)  # pyright: ignore[reportUnknownArgumentType]
     else:
         yield error
+
+
+def while_running(error: Exception) -> Exception:
+    """A ConfigError says that nothing was begun. What is found wrong with the data in the middle of a run has failed the run."""
+    return PipelineError(str(error)) if isinstance(error, ConfigError) else error

@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise ConfigError(f"config file {path} is a directory; give a TOML file, such as a run's config.toml")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:

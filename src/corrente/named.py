@@ -43,7 +43,7 @@ def _module(place: str, name: str, key: str) -> ModuleType:
         return importlib.import_module(place)
     except ConfigError:
         raise
-    except Exception as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"{key} = {name!r}: {place} cannot be imported: {type(error).__name__}: {error}") from error
 
 

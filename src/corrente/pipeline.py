@@ -34,7 +34,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from corrente.alarms import Alarms
 from corrente.budget import budgets
-from corrente.errors import AlarmError, EndOfStream, FailureBudgetError, NothingToLearnError, root_cause
+from corrente.errors import AlarmError, EndOfStream, FailureBudgetError, NothingToLearnError, root_cause, while_running
 from corrente.evaluation import Evaluator
 from corrente.journal import Journal
 from corrente.keeping import Keeper
@@ -174,7 +174,7 @@ class Pipeline:
                     try:
                         prompt = again.pop(0) if again else self.parts.prompts.next()
                     except Exception as error:
-                        return self._give_up(error, needed=not self._fed)
+                        return self._give_up(while_running(error), needed=not self._fed)
                     if prompt is None:
                         self.parts.buffer.drop(ticket)
                         self.parts.buffer.close()

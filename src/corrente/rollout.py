@@ -34,6 +34,9 @@ from corrente.waiting import Waits
 
 LOOKS = 8
 """So often within its deadline it is looked whether an episode is being served, or waits for its turn at the engine."""
+STILL = 4
+"""Looks in a row at which an engine that has requests may have computed no further token, and counts as at work all the same: a
+prefill, or a token of a slow engine, may take so long."""
 LOOK_S = 5.0
 """How long such a look waits for the engine's answer; without one the time counts."""
 
@@ -180,7 +183,7 @@ class _Queue:
     def __init__(self, engine: Engine, asked: Transcript) -> None:
         self._engine, self._asked = engine, asked
         self._served = set[tuple[str, int]]()
-        self._computed = 0
+        self._computed = self._still = 0
 
     async def holds(self) -> bool:
         live = self._asked.live()
@@ -196,7 +199,8 @@ class _Queue:
                 return False
             stats = await self._engine.stats()
             before, self._computed = self._computed, stats.decode_tokens + stats.prefill_tokens
-            return stats.waiting > 0 and self._computed > before
+            self._still = 0 if self._computed > before else self._still + 1
+            return stats.waiting > 0 and (not self._still or (stats.running > 0 and self._still <= STILL))
         return False
 
 

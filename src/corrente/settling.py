@@ -8,7 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-STOPS = {signal.SIGINT, signal.SIGTERM}
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""What asks a run to stop: Ctrl-C, a service manager or a scheduler, a terminal that is closed."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -16,12 +17,15 @@ def settle(*, socket: int, parent: int, nice: int, cpus: Sequence[int] = ()) -> 
     """Become a good child: deaf to the signals that ask a run to stop, dead with ``parent`` (on Linux), ``socket`` (a descriptor)
     its own, in its place on the machine. ``cpus``: the cores it may use; empty: all it has.
 
-    A terminal, a service manager and a scheduler send SIGINT or SIGTERM to every process of a run. What comes of it is the
+    A terminal, a service manager and a scheduler send them to every process of a run. What comes of it is the
     parent's to say, and its way to end a child is the socket, then SIGKILL. What a child starts itself hears SIGTERM as usual.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _unheard)
     signal.siginterrupt(signal.SIGTERM, False)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _unheard)
+        signal.siginterrupt(signal.SIGHUP, False)
     os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_hear)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     os.dup2(2, 1)

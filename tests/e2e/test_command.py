@@ -72,7 +72,8 @@ def _read_until(process: subprocess.Popen[str], words: str) -> None:
 
 
 def _interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> None:
-    """Ctrl-C: the terminal sends SIGINT to the whole group. A service manager or a scheduler does so with SIGTERM."""
+    """Ctrl-C: the terminal sends SIGINT to the whole group. A service manager or a scheduler does so with SIGTERM, a terminal
+    that is closed with SIGHUP."""
     os.killpg(process.pid, number)
 
 
@@ -99,7 +100,8 @@ def test_run_fills_its_folder_and_says_what_came_of_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("runtime", "number"), [("inline", signal.SIGINT), ("procs", signal.SIGINT), ("procs", signal.SIGTERM)]
+    ("runtime", "number"),
+    [("inline", signal.SIGINT), *(("procs", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))],
 )
 def test_interrupted_run_stops_with_a_checkpoint_and_goes_on(tmp_path: Path, runtime: str, number: signal.Signals):
     path = _write(tmp_path, "run.steps=200", "eval.every=0", f"runtime.kind={runtime}")

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 import pytest
 
-from corrente.config import Limits
+from corrente.config import Filter, Limits
 from corrente.env.base import Generate, Played
 from corrente.errors import (
     CheckpointError,
@@ -259,12 +259,38 @@ def test_prompts_that_are_refused_at_once_do_not_end_a_healthy_run() -> None:
     assert len(run.learner.steps) == 3
 
 
+def test_as_many_refusals_in_a_row_as_there_are_places_do_not_either() -> None:
+    """Each makes room for the next, before the first good episode ends."""
+    faults = tuple(Fault(stage="generate", key=f"{ticket}/*") for ticket in range(20))
+    run = simulate(flow(steps=10, prompts=8, size=8, ahead=1, window=0), World(faults=faults))
+    assert run.error is None
+    assert run.counts["failed"] == 20
+    assert len(run.learner.steps) == 10
+
+
 def test_groups_that_lose_too_many_episodes_to_be_learned_from_end_the_run() -> None:
     """One of two episodes always fails: not more than half of what is attempted, and no group is ever trainable."""
     fault = Fault(stage="generate", key="*/0/0")
     run = simulate(flow(steps=3, size=2), World(faults=(fault,)), limit_s=5000)
     assert isinstance(run.error, NothingToLearnError)
     assert "injected" in str(run.error)
+
+
+@pytest.mark.parametrize(
+    ("speed", "length", "episode_s"),
+    [
+        (Speed(step_s=0.1, per_sequence_s=0, prefill_token_s=0.5), 2, 20.0),
+        (Speed(step_s=1.0, per_sequence_s=0), 2, 4.0),
+    ],
+    ids=["prefill", "slow tokens"],
+)
+def test_nor_is_one_at_an_engine_that_takes_long_for_a_token(speed: Speed, length: int, episode_s: float) -> None:
+    """Each request fits well into its deadline, and is mostly of prefill, or of tokens rarer than the looks at it."""
+    limits = Limits(episode_s=episode_s, failure_fraction=1.0)
+    config = flow(steps=4, prompts=2, size=4, limits=limits, filter=Filter(zero_variance="keep"))
+    run = simulate(config, World(lengths=Fixed(length), speed=speed, max_sequences=1, rows=8))
+    assert run.error is None
+    assert run.counts["failed"] == 0
 
 
 def test_a_queue_at_the_engine_is_not_counted_against_an_episode() -> None:

@@ -232,3 +232,31 @@ def test_groups_in_a_row_that_teach_nothing_are_counted_on() -> None:
     ended, _ = second.checkpoints.read()
     assert ended.ledger.outcomes["filtered"] == 20
     assert ended.fruitless == (0, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5])
+@pytest.mark.parametrize(("every", "prompts"), [(2, 1), (3, 1), (2, 3)])
+def test_data_that_ends_within_a_version_may_be_gone_on_with_in_more_epochs(
+    every: int, prompts: int, rows: int
+) -> None:
+    config = flow(steps=60, prompts=prompts, ahead=1, window=1, every=every)
+    world = World(rows=rows, epochs=1, lengths=Fixed(5), step_s=Fixed(3.0))
+    first = simulate(config, world)
+    assert first.outcome is not None
+    assert first.outcome.ended == "data"
+    more = simulate(config, msgspec.structs.replace(world, epochs=6), resume=first.checkpoints.read())
+    assert more.error is None
+    assert more.outcome is not None
+    assert more.outcome.counts["trained"] == 6 * rows
+    assert max(entry.age for entry in more.consumed) <= 1
+
+
+def test_failures_near_the_end_of_the_data_are_judged_with_those_before_a_resume() -> None:
+    config = checkpointed(1, steps=100, prompts=1, size=2, ahead=0, window=1)
+    world = World(rows=20, faults=(Fault(stage="env", key="18/*"), Fault(stage="env", key="19/*")))
+    whole = simulate(config, world)
+    for part in (-3, -2, -1):
+        rest = simulate(config, world, resume=whole.checkpoints.read(part))
+        assert rest.error is None
+        assert rest.outcome is not None
+        assert rest.outcome.counts == {"trained": 18, "filtered": 0, "failed": 2, "stale": 0, "cancelled": 0}

@@ -502,3 +502,16 @@ def test_threads_no_machine_has_and_stop_ids_no_model_has_are_refused(tmp_path: 
     message = _refusal(tmp_path, "", f"model.path={model}", "sampling.stop_token_ids=[3, 296]")
     assert "sampling.stop_token_ids = [3, 296]" in message
     assert "has 296 tokens, so 296 is never sampled" in message
+
+
+@pytest.mark.parametrize(
+    "text", ["[run]\nsteps = " + "9" * 5000, "[env]\noptions = {a = " + "[" * 5000 + "]" * 5000 + "}"]
+)
+def test_toml_that_python_cannot_hold_is_refused(tmp_path: Path, text: str):
+    assert "not valid TOML" in _refusal(tmp_path, text)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_config(tmp_path: Path):
+    path = tmp_path / "windows.toml"
+    path.write_bytes(b"\xef\xbb\xbf[run]\r\nsteps = 7\r\n")
+    assert loading.load(path).run.steps == 7

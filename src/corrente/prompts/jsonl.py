@@ -6,6 +6,7 @@ Only the offsets of the rows are kept in memory; a row is read when it is asked 
 from __future__ import annotations
 
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class RowFile:
     def read(self, row: int) -> dict[str, Any]:
         with self._path.open("rb") as lines:
             lines.seek(self._offsets[row])
-            return msgspec.json.decode(lines.readline(), type=dict[str, Any])
+            return msgspec.json.decode(lines.readline().removeprefix(BOM_UTF8), type=dict[str, Any])
 
 
 def verify(path: Path, *, key: str, column: str) -> frozenset[str]:
@@ -71,7 +72,7 @@ def _numbered(path: Path, *, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, msgspec.json.decode(line, type=dict[str, Any])
+                    yield number, msgspec.json.decode(line.removeprefix(BOM_UTF8), type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ConfigError(f"{key} = {path}: line {number} is not a JSON object: {error}") from None
     except FileNotFoundError:

@@ -98,9 +98,9 @@ class TablePrompts:
             self._order = self._shuffled(self._epoch)
         if self._epochs and self._epoch >= self._epochs:
             return None
-        row = int(self._order[self._position])
-        self._position += 1
-        return self._make(self._epoch, row)
+        prompt = self._make(self._epoch, int(self._order[self._position]))
+        self._position += 1  # after it: a row that is no prompt is not passed over by whoever goes on
+        return prompt
 
     def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
         return tuple(self._make(*map(int, prompt_id.split("/"))) for prompt_id in ids)

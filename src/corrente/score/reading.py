@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set, Sized
+from collections.abc import Collection, Mapping, Set
 from itertools import islice
 from typing import Any
 
@@ -26,7 +26,7 @@ def read(name: str, answer: Any, *, count: int) -> list[Reading]:
         shape = f"answered with {type(answer).__name__}, a list of {count} numbers or None is needed"
         return [Reading(error=f"{name}: {shape}")] * count
     if len(values) != count:
-        many = f"{len(values)} values" if isinstance(answer, Sized) else f"more than {count} values"
+        many = f"{len(values)} values" if isinstance(answer, Collection) else f"more than {count} values"
         said = many if len(values) > count else f"{len(values)} values"
         return [Reading(error=f"{name}: answered with {said} for {count} completions")] * count
     return [number(name, value) for value in values]
@@ -52,6 +52,6 @@ def _as_list(answer: Any, *, most: int) -> list[Any] | None:
     if isinstance(answer, str | bytes | Mapping | Set):
         return None
     try:
-        return list(answer) if isinstance(answer, Sized) else list(islice(answer, most + 1))
+        return list(answer) if isinstance(answer, Collection) else list(islice(answer, most + 1))
     except TypeError:
         return None
