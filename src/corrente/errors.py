@@ -141,6 +141,6 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def while_running(error: Exception) -> Exception:
-    """A ConfigError says that nothing was begun. What is found wrong with the data in the middle of a run has failed the run."""
-    return PipelineError(str(error)) if isinstance(error, ConfigError) else error
+def while_running(error: Exception, *, begun: bool) -> Exception:
+    """A ConfigError says that nothing was trained. Data that is found wrong once a run has ``begun`` has failed the run."""
+    return PipelineError(str(error)) if begun and isinstance(error, ConfigError) else error

@@ -174,7 +174,7 @@ class Pipeline:
                     try:
                         prompt = again.pop(0) if again else self.parts.prompts.next()
                     except Exception as error:
-                        return self._give_up(while_running(error), needed=not self._fed)
+                        return self._give_up(while_running(error, begun=self.step > 0), needed=not self._fed)
                     if prompt is None:
                         self.parts.buffer.drop(ticket)
                         self.parts.buffer.close()
