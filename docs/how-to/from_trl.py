@@ -128,9 +128,9 @@ notebook will do. Objects it brings (functions, datasets, tools, environments, c
 - A completion to which no reward function applies (`None` of all) is not trained on.
 - Warm-up begins at `learning_rate / warmup_steps`, not at 0: the first step trains.
 - Ctrl-C, in a script or a notebook, stops the run at the next version with a checkpoint, and `train()` raises
-  `KeyboardInterrupt`; so does SIGTERM. `train(resume_from_checkpoint=True)` goes on: with the same data, seed, batch, model and
-  adapter, while epochs, steps, learning rate and precision may be others. What cannot be resumed is refused before anything is
-  changed.
+  `KeyboardInterrupt`; so do SIGTERM and SIGHUP. `train(resume_from_checkpoint=True)` goes on: with the same data, seed, batch,
+  model and adapter, while epochs, steps, learning rate and precision may be others. What cannot be resumed is refused before
+  anything is changed.
 - `evaluate()` raises `PipelineError` when every completion was lost, and warns of some.
 - Checkpoints and evaluations are planned before the run. One that a callback asks for by `control.should_save` or
   `control.should_evaluate` at another step is not made; events.jsonl says so.

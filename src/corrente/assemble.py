@@ -202,8 +202,8 @@ async def main(
 
 
 async def _heed_signals(started: anyio.Event, stop: anyio.Event, sink: Sink) -> None:
-    heeded = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    with anyio.open_signal_receiver(*heeded) as signals:
+    outlives_the_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup has it
+    with anyio.open_signal_receiver(*(STOPS - {signal.SIGHUP} if outlives_the_terminal else STOPS)) as signals:
         async for _ in signals:
             if not started.is_set():
                 raise Interrupted("asked to stop before everything had started")

@@ -51,8 +51,7 @@ class FailureBudget:
             self.tell(boundary, f"an episode failed at {boundary}, the first to do so: {error}")
         failed = sum(recent)
         full = len(recent) == self._window
-        enough = max(2, self._window // 4) if boundary == SCORING else self._window
-        hopeless = failed == len(recent) >= enough and self._fraction < 1
+        hopeless = boundary == SCORING and failed == len(recent) >= max(2, self._window // 4) and self._fraction < 1
         if error and ((full and failed > self._fraction * len(recent)) or hopeless):
             self._spent = True
             raise FailureBudgetError(

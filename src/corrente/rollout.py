@@ -212,6 +212,8 @@ def _call(entry: Entry) -> tuple[str, int]:
 def _with_rewards(played: Played) -> Played:
     """With rewards that are numbers. RolloutError where one is none."""
     name = "the environment"
+    for step in played.step_scores:
+        finite(step.score, name)
     return msgspec.structs.replace(
         played,
         rewards={key: None if value is None else finite(value, name) for key, value in played.rewards.items()},

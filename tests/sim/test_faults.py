@@ -6,6 +6,7 @@ A hang would show as TimeoutError at ``limit_s`` of virtual time.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -223,6 +224,33 @@ def test_errors_inside_an_environments_own_task_group_are_judged_the_same(fault:
         assert all("the engine" in reason for reason in failures(run))
     if kind is FailureBudgetError:
         assert "the engine" in str(run.error)
+
+
+class Earns:
+    """Gives what it is told for some episodes, and 1 or 0 for the others."""
+
+    def __init__(self, given: object) -> None:
+        self._given = given
+
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+        done = await generate(Request(id=f"{key}/0", tokens=prompt.tokens, sampling=Sampling(), seed=seed))
+        said = Turn(speaker="policy", tokens=done.tokens, completion=done, parent=0)
+        reward: Any = self._given if seed % 5 == 0 else float(seed % 2)
+        return Played(turns=(Turn(speaker="user", tokens=prompt.tokens), said), rewards={"env": reward})
+
+
+@pytest.mark.parametrize("given", [math.nan, math.inf, "many", 1e39])
+def test_what_an_environment_earns_must_be_a_number_or_costs_its_episode(given: object) -> None:
+    async def main() -> Simulation:
+        simulation = build(config(), World(lengths=TAIL))
+        simulation.parts = msgspec.structs.replace(simulation.parts, env=Earns(given))
+        return await play(simulation)
+
+    run = run_virtual(main, limit_s=20_000)
+    assert run.error is None
+    assert len(run.learner.steps) == 10
+    assert any("the environment gave the reward" in message for _, message in run.sink.events)
+    assert all(math.isfinite(values["reward/mean"]) for _, values in run.sink.rows if "reward/mean" in values)
 
 
 def failures(run: Simulation) -> list[str]:

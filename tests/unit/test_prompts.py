@@ -147,6 +147,28 @@ def test_jsonl_gives_every_row_once_an_epoch_in_another_order(tmp_path: Path):
         assert prompt.text == f"né {prompt.fields['answer']}"
 
 
+def test_jsonl_may_begin_with_a_byte_order_mark(tmp_path: Path):
+    path = _file(tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    source = _rows(c.Jsonl(path=str(path), shuffle=False, epochs=1))
+    assert [p.fields["answer"] for p in _some(source, 99)] == list(range(10))
+
+
+def test_a_row_that_is_no_prompt_is_met_again_by_whoever_goes_on(tmp_path: Path):
+    path = tmp_path / "late.jsonl"
+    rows = [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}, {"prompt": "c"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = _rows(c.Jsonl(path=str(path), shuffle=False, epochs=1))
+    assert [p.text for p in _some(source, 1)] == ["a"]
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="row 0/1 is a conversation"):
+            source.next()
+    again = _rows(c.Jsonl(path=str(path), shuffle=False, epochs=1))
+    again.restore(source.state())
+    with pytest.raises(ConfigError, match="row 0/1 is a conversation"):
+        again.next()
+
+
 def test_jsonl_without_shuffle_keeps_the_files_order(tmp_path: Path):
     source = _rows(c.Jsonl(path=str(_file(tmp_path)), shuffle=False, epochs=1), seed=3)
     assert [p.id for p in _some(source, 99)] == [f"0/{i}" for i in range(10)]

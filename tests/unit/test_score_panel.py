@@ -363,3 +363,12 @@ def test_percentile_is_the_nearest_rank():
     assert percentile([3.0], 0.95) == 3.0
     assert percentile([1.0, 2.0], 0.95) == 2.0
     assert percentile([1.0, 2.0], 0.5) == 1.0
+
+
+def test_rewards_that_add_up_to_too_much_cost_their_episode():
+    big = Source(lambda g: [Mark(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="big")
+    also = Source(lambda g: [Mark(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="also")
+    (result,), _ = scored(Panel([(big, Terms()), (also, Terms())]), group("a", "b"))
+    lost, fine = result.episodes
+    assert (lost.status, fine.status, fine.reward) == ("failed", "ok", 2.0)
+    assert lost.error == "the reward adds up to 1.8e+18 (big 9e+17, also 9e+17); it must be at most 1e+18 in size"

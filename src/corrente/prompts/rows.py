@@ -149,8 +149,9 @@ class StreamPrompts:
                 self._rows = self._begin(self._epoch, self._position)
             found = next(self._rows, None)
             if found is not None:
+                prompt = self._reader.make(f"{self._epoch}/{found[0]}", found[1])
                 self._position += 1
-                return self._reader.make(f"{self._epoch}/{found[0]}", found[1])
+                return prompt
             if not self._position:
                 raise ConfigError(f"{self._reader.name} has no rows")
             self._epoch, self._position, self._rows = self._epoch + 1, 0, None

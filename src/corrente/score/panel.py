@@ -91,13 +91,14 @@ class Panel:
         earned = [(m.terms.weight, v.mark) for m, v in zip(self._members, verdicts, strict=True)]
         terms = [weight * mark.score for weight, mark in earned if mark.score is not None]
         terms += [score for score in episode.env_rewards.values() if score is not None]
-        if terms and not abs(sum(terms)) <= LARGEST_REWARD:
-            said = " + ".join(f"{weight * mark.score:g}" for weight, mark in earned if mark.score is not None)
-            error = f"the rewards add up to {sum(terms):g} ({said}); {LARGEST_REWARD:g} is the most that is allowed"
+        reward = sum(terms) if terms else None
+        if reward is not None and not abs(reward) <= LARGEST_REWARD:
+            parts = ", ".join(f"{name} {score:g}" for name, score in kept.scores.items() if score is not None)
+            error = f"the reward adds up to {reward:g} ({parts}); it must be at most {LARGEST_REWARD:g} in size"
             return msgspec.structs.replace(kept, status="failed", error=error)
         return msgspec.structs.replace(
             kept,
-            reward=sum(terms) if terms else None,
+            reward=reward,
             step_scores=(
                 *episode.step_scores,
                 *(StepScore(s.turn, s.start, s.stop, weight * s.score) for weight, mark in earned for s in mark.steps),

@@ -26,9 +26,9 @@ def read(name: str, answer: Any, *, count: int) -> list[Reading]:
         shape = f"answered with {type(answer).__name__}, a list of {count} numbers or None is needed"
         return [Reading(error=f"{name}: {shape}")] * count
     if len(values) != count:
-        many = f"{len(values)} values" if isinstance(answer, Collection) else f"more than {count} values"
-        said = many if len(values) > count else f"{len(values)} values"
-        return [Reading(error=f"{name}: answered with {said} for {count} completions")] * count
+        cut_short = len(values) > count and not isinstance(answer, Collection)
+        many = f"more than {count}" if cut_short else str(len(values))
+        return [Reading(error=f"{name}: answered with {many} values for {count} completions")] * count
     return [number(name, value) for value in values]
 
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 FEW = 12
 SKINNY = 4 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 0
+"""Decided by what the CPU can, not by a stopwatch: the same machine gives the same numbers every time."""
 MANY = 128
 """From here on any way of asking is as good."""
 VECTOR = 8
