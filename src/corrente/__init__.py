@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from corrente.version import __version__
+
 if TYPE_CHECKING:
     from corrente.trl import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer
 
 __all__ = ["AsyncGRPOConfig", "AsyncGRPOTrainer", "GRPOConfig", "GRPOTrainer", "__version__"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from corrente import __version__
+from corrente.version import __version__
 
 if TYPE_CHECKING:
     from corrente.config import RunConfig

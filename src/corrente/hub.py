@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corrente import __version__, checkpoint, loading, runfolder, schema
+from corrente import checkpoint, loading, runfolder, schema
 from corrente.config import Full, RunConfig
 from corrente.errors import CheckpointError, ConfigError, FetchError
 from corrente.observe.jsonl import read_metrics
+from corrente.version import __version__
 
 LEFT_OUT = ("learner.pt",)
 """Files of a checkpoint that only a resumed run needs."""

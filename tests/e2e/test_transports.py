@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from corrente import config as c
+from corrente.engine.launcher import Tell, untold
 from corrente.errors import SyncError
-from corrente.runtime.base import Tell, Workers, untold
+from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
 from corrente.testing import SyncCase, check_sync
 from corrente.types import Batch, Request, Row, Sampling

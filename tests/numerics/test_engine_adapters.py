@@ -280,7 +280,8 @@ def test_adapters_of_a_wide_model_are_at_most_two_percent_of_its_bytes(tmp_path)
         architectures=["LlamaForCausalLM"],
     ).save_pretrained(tmp_path)
     from corrente.adapters import injection
-    from corrente.engine.embedded.model import read_config, shapes
+    from corrente.engine.embedded.model import read_config
+    from corrente.engine.embedded.shapes import shapes
 
     full = sum(int(np.prod(shape)) for shape in shapes(read_config(tmp_path)).values())
     factors = injection.verify(tmp_path, c.Lora(rank=8, alpha=16.0))

@@ -13,9 +13,9 @@ import pytest
 from corrente import config as c
 from corrente import pipeline
 from corrente.engine.base import EngineStats
+from corrente.engine.launcher import Replica
 from corrente.engine.pool.pool import Pool
 from corrente.errors import GenerationError, SyncError, WorkerDied, root_cause
-from corrente.runtime.base import Replica
 from corrente.sim.distributions import Fixed
 from corrente.sim.engine import Speed, VirtualEngine
 from corrente.sim.faults import Chaos

@@ -21,6 +21,7 @@ STAGES = (
 BOTTOM = (
     "types",
     "errors",
+    "version",
     "kept",
     "routers",
     "tree",
@@ -75,7 +76,7 @@ def _crossings(stage: str, source: str) -> list[str]:
         for name in _imports(source)
         if name.startswith("corrente.")
         and not any(name == ok or name.startswith(f"{ok}.") for ok in allowed)
-        and name.split(".")[2:3] != ["base"]
+        and name.split(".")[2:3] not in (["base"], ["launcher"])
     ]
 
 

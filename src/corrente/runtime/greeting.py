@@ -15,14 +15,13 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
 from corrente.config import RunConfig
+from corrente.version import __version__
 
-VERSION = metadata.version("corrente")
 SOCKET, TOKEN = "join.sock", "join.token"
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 MOST_BYTES = 1 << 20
@@ -34,7 +33,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     token: str
     pid: int
-    version: str = VERSION
+    version: str = __version__
     model: str = ""
 
 

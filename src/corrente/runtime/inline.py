@@ -17,8 +17,9 @@ import anyio.lowlevel
 
 from corrente.config import Inline, RunConfig
 from corrente.dotted import load
+from corrente.engine.launcher import Tell, untold
 from corrente.runtime import cores
-from corrente.runtime.base import Tell, Workers, untold
+from corrente.runtime.base import Workers
 from corrente.runtime.failures import as_one
 from corrente.runtime.placement import available_cpus
 from corrente.runtime.teacher_worker import as_teacher, self_teacher, terms

@@ -20,14 +20,15 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from corrente.config import Procs, RunConfig
+from corrente.engine.launcher import Replica, Tell, Weights
 from corrente.errors import CorrenteError, PipelineError, WorkerDied
 from corrente.runtime import greeting, wire
-from corrente.runtime.base import Replica, Tell, Weights
 from corrente.runtime.failures import as_one
 from corrente.runtime.greeting import Hello, Refused, Welcome
 from corrente.runtime.handles import ProcEngine
 from corrente.runtime.launching import Deathbed, prepare, ready_within
 from corrente.runtime.line import Line
+from corrente.version import __version__
 
 GREETING_S = 10.0
 """How long a connection may take to say who it is."""
@@ -91,8 +92,8 @@ class Doorkeeper:
     def _judge(self, hello: Hello | None) -> Welcome | Refused:
         if hello is None or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             return Refused(why=f"the token is not this run's; read {self._folder / greeting.TOKEN} again")
-        if hello.version != greeting.VERSION:
-            return Refused(why=f"the run is of corrente {greeting.VERSION}, this is {hello.version}", wrong=True)
+        if hello.version != __version__:
+            return Refused(why=f"the run is of corrente {__version__}, this is {hello.version}", wrong=True)
         if hello.model and hello.model != self._model:
             return Refused(why=f"another model: the run has that of {self._config.model.path}", wrong=True)
         self._count += 1

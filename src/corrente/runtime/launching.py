@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 
 from corrente.config import Procs, RunConfig
+from corrente.engine.launcher import Replica, Weights
 from corrente.errors import ConfigError, PipelineError, WorkerDied
 from corrente.runtime import wire
-from corrente.runtime.base import Replica, Weights
 from corrente.runtime.child import Child
 from corrente.runtime.failures import as_one
 from corrente.runtime.handles import ProcEngine

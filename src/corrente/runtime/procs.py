@@ -25,8 +25,9 @@ from anyio.abc import TaskGroup
 
 from corrente.config import Embedded, Procs, RunConfig, Shm, Vllm
 from corrente.dotted import load
+from corrente.engine.launcher import Launcher, Tell, untold
 from corrente.runtime import wire
-from corrente.runtime.base import Launcher, Tell, Workers, untold
+from corrente.runtime.base import Workers
 from corrente.runtime.child import Child
 from corrente.runtime.failures import as_one
 from corrente.runtime.handles import ProcEngine, ProcLearner

@@ -130,13 +130,6 @@ def build(
     return lean.LeanModel(config, dtype=dtype, device=device, context=context, frozen=frozen, factors=factors)
 
 
-def shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter by state-dict name, tied ones once, without allocating any."""
-    with torch.device("meta"):
-        module: Any = AutoModelForCausalLM.from_config(config)
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-
-
 def resolve_dtype(name: str, device: str) -> torch.dtype:
     """``auto`` is bfloat16 on an accelerator that has it, float32 elsewhere."""
     if name == "auto":

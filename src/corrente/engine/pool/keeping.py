@@ -12,10 +12,10 @@ from contextlib import AbstractAsyncContextManager
 import anyio
 from anyio.abc import TaskStatus
 
+from corrente.engine.launcher import Launcher, Replica, Tell
 from corrente.engine.pool.publication import Publication
 from corrente.engine.pool.roster import Member, Roster
 from corrente.errors import CorrenteError, SyncError, WorkerDied
-from corrente.runtime.base import Launcher, Replica, Tell
 from corrente.sync.base import ApplyMode, Offer, Receiver, Update
 
 CatchUp = Callable[[Receiver], Awaitable[None]]

@@ -20,12 +20,12 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from corrente.engine.base import EngineStats
+from corrente.engine.launcher import Launcher, Replica, Tell, untold
 from corrente.engine.pool.keeping import CatchUp, Keeper
 from corrente.engine.pool.publication import Publication
 from corrente.engine.pool.roster import Call, Member, Roster
 from corrente.engine.pool.routing import Router
 from corrente.errors import GenerationError, RolloutError, WorkerDied
-from corrente.runtime.base import Launcher, Replica, Tell, untold
 from corrente.sync.base import ApplyMode, Offer, Update
 from corrente.types import Completion, Request, Scores, Tokens
 

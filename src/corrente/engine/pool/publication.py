@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from corrente.engine.launcher import Tell
 from corrente.engine.pool.roster import Member, Roster
 from corrente.errors import CorrenteError, SyncError, WorkerDied
-from corrente.runtime.base import Tell
 from corrente.sync.base import ApplyMode, Collective, Offer, Update, VllmNccl
 
 ROLLBACK_S = 5.0

@@ -10,9 +10,9 @@ import anyio
 import msgspec
 
 from corrente.engine.base import EngineStats
+from corrente.engine.launcher import Replica, ReplicaEngine
 from corrente.engine.pool.health import Health, State
 from corrente.errors import RolloutError, WorkerDied
-from corrente.runtime.base import Replica, ReplicaEngine
 from corrente.sync.base import Update
 from corrente.types import Completion, Request
 from corrente.waiting import Bell

@@ -23,17 +23,18 @@ import anyio.to_thread
 import httpx2 as httpx
 from anyio.abc import Process
 
-import corrente
 from corrente.config import Lora, RunConfig, Vllm, VllmNccl
 from corrente.engine.embedded.stop import Decode, load_decoder
+from corrente.engine.launcher import Replica, Tell, Weights, untold
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.adapters import AdapterEngine
 from corrente.engine.vllm.builtin import BuiltinEngine
 from corrente.engine.vllm.client import Client, ServerError, opened
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.errors import ConfigError, GenerationError, PipelineError, WorkerDied
-from corrente.runtime.base import Replica, Tell, Weights, untold
 
+PACKAGE = Path(__file__).parents[2]
+"""The folder of corrente, which a server's plugin imports from."""
 Ended = Callable[[], Awaitable[WorkerDied]]
 
 LOOK_S = 0.25
@@ -161,7 +162,7 @@ class Server:
         self.socket = folder / "http"
         log = (self._logs or folder) / f"{self.name}.log"
         (folder / "packages").mkdir()
-        (folder / "packages" / "corrente").symlink_to(Path(corrente.__file__).parent, target_is_directory=True)
+        (folder / "packages" / "corrente").symlink_to(PACKAGE, target_is_directory=True)
         grace_s = 0.6 * self._config.limits.stop_s
         command = [
             *(sys.executable, "-I", str(Path(__file__).with_name("supervise.py")), f"{grace_s:g}", str(folder)),
