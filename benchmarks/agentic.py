@@ -28,7 +28,7 @@ import runs
 from corrente import config as c
 from corrente.config import Limits, RunConfig
 from corrente.sim.distributions import Distribution, Fixed, LogNormal, generator
-from corrente.sim.engine import Speed
+from corrente.sim.speed import Speed
 from corrente.testing import World, simulate
 from corrente.testing.world import flow
 

@@ -30,20 +30,21 @@ import runs
 import torch
 from variants import CORE, VARIANTS
 
-from corrente import loading, models
 from corrente.algo import checks
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
+from corrente.config.load import load_config
+from corrente.controller.rollout import episode_seed
+from corrente.data.types import Batch, Completion, Episode, Group, Prompt, Request, Turn
 from corrente.errors import DivergedError
+from corrente.models import cache as model_cache
 from corrente.prompts.build import build, build_eval
 from corrente.prompts.tokenizer import Tokenizer
-from corrente.rollout import episode_seed
 from corrente.runtime import cores
 from corrente.score.functions import FunctionScorer
 from corrente.score.resolve import resolve
 from corrente.sync import pack
 from corrente.sync.base import Update
-from corrente.types import Batch, Completion, Episode, Group, Prompt, Request, Turn
 
 Record = dict[str, Any]
 
@@ -149,10 +150,10 @@ def one(args: argparse.Namespace, *, variant: str, lag: int, seed: int) -> Recor
         *args.sets,
         *VARIANTS[variant],
     ]
-    config = loading.load(args.config, sets)
+    config = load_config(args.config, sets)
     checks.check(config)
     config = msgspec.structs.replace(
-        config, model=msgspec.structs.replace(config.model, path=str(models.resolve(config.model.path)))
+        config, model=msgspec.structs.replace(config.model, path=str(model_cache.resolve(config.model.path)))
     )
     torch.manual_seed(seed)
     loop, line = Loop(config), deque[list[Group]]()

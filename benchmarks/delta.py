@@ -19,8 +19,9 @@ import anyio
 import msgspec
 import torch
 
-from corrente import assemble, pipeline
 from corrente import config as c
+from corrente.controller import pipeline
+from corrente.entrypoints.assemble import open_parts
 from corrente.sync import delta, pack
 from corrente.sync.layout import Layout, Slab, arrange
 
@@ -87,7 +88,7 @@ async def measure(model: Path, *, lr: float, steps: int, given: argparse.Namespa
         checkpoint=c.Checkpoint(every=0),
         filter=c.Filter(zero_variance=given.zero_variance),
     )
-    async with assemble.open_parts(config) as parts:
+    async with open_parts(config) as parts:
         watch = Watch(parts.sync, parts.learner._core.tensors)  # pyright: ignore
         await pipeline.run(msgspec.structs.replace(parts, sync=watch))
     figures: dict[str, float] = {}

@@ -33,10 +33,10 @@ import numpy as np
 import runs
 import torch
 
+from corrente.data.types import Completion, Request, Sampling, Tokens
 from corrente.engine.embedded.core import EngineCore
 from corrente.sync import pack
 from corrente.sync.base import Update
-from corrente.types import Completion, Request, Sampling, Tokens
 
 GROUP = 8
 

@@ -32,15 +32,17 @@ import anyio
 import msgspec
 import runs
 
-from corrente import assemble, loading, pipeline
+from corrente.config.load import parse_config
+from corrente.controller import pipeline
+from corrente.controller.parts import Parts
+from corrente.data.types import Completion, Metrics, Prompt, Sampling
 from corrente.engine.base import EngineStats
+from corrente.entrypoints.assemble import open_parts
+from corrente.entrypoints.inputs import Given
 from corrente.env.base import Generate, Played
 from corrente.env.single import SingleTurn
-from corrente.given import Given
-from corrente.parts import Parts
 from corrente.sim.distributions import generator
 from corrente.sync.base import Flip, Sync, Update
-from corrente.types import Completion, Metrics, Prompt, Sampling
 
 KINDS = ("none", "swap", "recompute", "resume", "drain", "barrier", "cancel", "snapshot")
 PROMPTS, SIZE = 4, 4
@@ -142,8 +144,8 @@ def write_prompts(args: argparse.Namespace, folder: Path) -> None:
 
 async def play(args: argparse.Namespace, folder: Path, kind: str) -> dict[str, float]:
     """One run, from the first admission to the last token's step."""
-    config, record, env = loading.parse(tables(args, folder, kind)), Record(), LongTailed(args.tokens)
-    async with assemble.open_parts(config, sinks=[record], given=Given(reward_functions=[variety])) as parts:
+    config, record, env = parse_config(tables(args, folder, kind)), Record(), LongTailed(args.tokens)
+    async with open_parts(config, sinks=[record], given=Given(reward_functions=[variety])) as parts:
         changed: dict[str, Any] = {"env": env}
         if kind == "none":
             plan = msgspec.structs.replace(parts.plan, max_age=None)  # tokens keep the label of the first version

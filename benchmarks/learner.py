@@ -33,10 +33,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from corrente import config as c
 from corrente.algo.losses import PolicyObjective
+from corrente.data.types import Batch, Row
 from corrente.learner.core import LearnerCore
 from corrente.learner.model import Policy, load_model
 from corrente.learner.packing import as_tree, plan
-from corrente.types import Batch, Row
 
 MEMBERS = 8
 

@@ -28,10 +28,10 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from corrente.config import Model, Procs, RunConfig
+from corrente.data.types import Batch, Completion, Request, Row, Sampling
 from corrente.runtime.base import Workers
 from corrente.runtime.placement import Place, Places, places
 from corrente.runtime.procs import ProcsRuntime
-from corrente.types import Batch, Completion, Request, Row, Sampling
 
 GROUPS, MEMBERS = 8, 8
 SIZE = GROUPS * MEMBERS

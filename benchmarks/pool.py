@@ -24,9 +24,9 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from corrente.config import Model, Pool, Procs, RunConfig
+from corrente.data.types import Request, Sampling
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
-from corrente.types import Request, Sampling
 
 MEMBERS = 8
 

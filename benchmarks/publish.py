@@ -28,10 +28,10 @@ import anyio
 import numpy as np
 
 from corrente import config as c
+from corrente.data.types import Batch, Request, Row, Sampling
 from corrente.runtime.base import Workers
 from corrente.runtime.placement import Place, available_cpus, environment
 from corrente.runtime.procs import ProcsRuntime
-from corrente.types import Batch, Request, Row, Sampling
 
 KINDS: dict[str, Callable[..., Any]] = {"shm": c.Shm, "disk": c.Disk, "http": c.Http, "collective": c.Collective}
 TRANSPORTS = ("shm", "disk", "http", "collective", "disk+delta+bf16", "http+delta+bf16")

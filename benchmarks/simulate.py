@@ -23,13 +23,13 @@ from corrente.buffer.base import Buffer
 from corrente.buffer.stream import StreamBuffer
 from corrente.buffer.window import WindowBuffer
 from corrente.config import Limits
-from corrente.ledger import Admission, Ledger
+from corrente.controller.ledger import Admission, Ledger
+from corrente.data.types import Group
 from corrente.sim.distributions import Fixed, LogNormal
-from corrente.sim.engine import Speed
+from corrente.sim.speed import Speed
 from corrente.testing import World, run_virtual, simulate
 from corrente.testing.samples import group, prompt
 from corrente.testing.world import flow
-from corrente.types import Group
 
 TOKENS_PER_S = 6300 / 512
 EPISODES = 64

@@ -36,14 +36,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from variants import CORE, VARIANTS
 
-from corrente import loading
 from corrente.algo import checks
 from corrente.algo.advantages import as_rewards
 from corrente.algo.base import Trained
 from corrente.algo.estimators import ESTIMATORS
 from corrente.algo.losses import PolicyObjective
 from corrente.config import RunConfig
-from corrente.types import Batch, Row
+from corrente.config.load import parse_config
+from corrente.data.types import Batch, Row
 
 LETTERS, LENGTH = 8, 3
 STOP, ASK = LETTERS, LETTERS + 1
@@ -285,7 +285,7 @@ def main() -> None:
         for variant in args.variants if lag else ["clip, dual"]:
             if (variant, lag, seed) in done:
                 continue
-            config = loading.parse({}, VARIANTS[variant])
+            config = parse_config({}, VARIANTS[variant])
             checks.check(config)
             found.append({"variant": variant, **one(config, start, args, lag=lag, seed=seed)})
             runs.write(args.json, {"machine": runs.machine(), **settings, "runs": found})

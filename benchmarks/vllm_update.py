@@ -24,12 +24,12 @@ import torch
 from safetensors.torch import load_file
 
 from corrente.config import Model, RunConfig, Vllm
+from corrente.data.types import Request, Sampling
 from corrente.engine.vllm.launcher import VllmLauncher
 from corrente.runtime.launching import RunWeights
 from corrente.sync import outbox
 from corrente.sync.base import Order, Update
 from corrente.sync.memory import SharedMemory, map_slots
-from corrente.types import Request, Sampling
 
 
 class Publisher:

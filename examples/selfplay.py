@@ -154,13 +154,15 @@ def play(folder: Path, *, steps: int, seed: int, sets: list[str] | None = None, 
     """Write the model, and train it in ``folder``."""
     import anyio
 
-    from corrente import assemble, loading
+    from corrente.config.load import parse_config
+    from corrente.entrypoints.checks import check_config
+    from corrente.entrypoints.train import run_training
 
     model = write_model(folder / "model", seed=seed)
-    config = loading.parse(tables(model, runs=folder, steps=steps, seed=seed), sets or [])
-    loading.check(config)
+    config = parse_config(tables(model, runs=folder, steps=steps, seed=seed), sets or [])
+    check_config(config)
     curve = Curve(show=show)
-    anyio.run(lambda: assemble.main(config, sinks=[curve]))
+    anyio.run(lambda: run_training(config, sinks=[curve]))
     return curve
 
 

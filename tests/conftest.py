@@ -24,6 +24,6 @@ settings.load_profile("corrente")
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The converted SmolLM2-135M-Instruct, for tests marked `model`; `make model` fetches it."""
-    from corrente import models
+    from corrente.models import cache as model_cache
 
-    return models.resolve("smollm2-135m-instruct")
+    return model_cache.resolve("smollm2-135m-instruct")

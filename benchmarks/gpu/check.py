@@ -24,12 +24,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from corrente.algo.grouped import GroupedAlgorithm
+from corrente.config.load import parse_config
+from corrente.data.types import Completion, Episode, Group, Prompt, Request, Sampling, Turn
 from corrente.engine.embedded.core import EngineCore
 from corrente.learner.core import LearnerCore
-from corrente.loading import parse
 from corrente.sync import pack
 from corrente.sync.base import Update
-from corrente.types import Completion, Episode, Group, Prompt, Request, Sampling, Turn
 
 GAP_MEAN = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest mean |engine - learner| log-prob at equal weights."""
@@ -60,7 +60,7 @@ class Bench:
     """One engine and one learner over the same model, joined by two weight buffers on the device."""
 
     def __init__(self, model: Path, *, device: str, dtype: str, path: str, sequences: int) -> None:
-        self.config = parse({"model": {"path": str(model), "dtype": dtype}, "run": {"steps": 10}})
+        self.config = parse_config({"model": {"path": str(model), "dtype": dtype}, "run": {"steps": 10}})
         self.device = device
         self.engine = EngineCore(model=model, dtype=dtype, device=device, max_sequences=sequences, path=path)
         self.learner = LearnerCore(self.config, device=device)

@@ -99,7 +99,7 @@ def run(folder: Path, name: str, device: str) -> str:
         key, _, value = override.partition("=")
         settings[key] = [value] if key == "adapters.targets" else value
     sets = [f"--set={key}={json.dumps(v) if isinstance(v, list) else v}" for key, v in settings.items()]
-    command = [sys.executable, "-c", "from corrente.cli import main; main()", "run", folder / "config.toml", *sets]
+    command = [sys.executable, "-c", "from corrente.cli.main import main; main()", "run", folder / "config.toml", *sets]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from corrente import schema
+from corrente.config import schema
 
 PAGE = Path(__file__).with_name("configuration.md")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from corrente.assemble import build_inflight
 from corrente.buffer.double import double
 from corrente.buffer.none import none
 from corrente.buffer.stream import StreamBuffer
 from corrente.buffer.window import WindowBuffer
+from corrente.entrypoints.assemble import build_inflight
 from corrente.inflight.policies import Barrier, Cancel, Drain, Recompute, Resume, Snapshot, Swap
 from corrente.staleness.policies import Accept, ByVersion
 from corrente.testing import check_buffer, check_inflight, check_staleness, run_virtual

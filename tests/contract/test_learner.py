@@ -14,10 +14,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from corrente.config import Learner, Model, RunConfig
+from corrente.data.types import Batch, Row
 from corrente.learner.core import LearnerCore
 from corrente.runtime.inline import InlineLearner
 from corrente.testing import LearnerCase, check_learner
-from corrente.types import Batch, Row
 
 pytestmark = pytest.mark.slow
 

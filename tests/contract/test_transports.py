@@ -24,10 +24,10 @@ import pytest
 import torch
 
 from corrente import config as c
-from corrente.engine.base import EngineStats
+from corrente.data.types import ApplyMode
 from corrente.errors import SyncError
 from corrente.sync import base, memory, outbox, shm, slots
-from corrente.sync.base import ApplyMode, Exported, Offer, Order, Receiver, Update
+from corrente.sync.base import Exported, Offer, Order, Receiver, Update
 from corrente.sync.inbox import Inbox
 from corrente.sync.layout import Slab, arrange
 from corrente.testing import ContractError, SyncCase, check_sync
@@ -170,8 +170,8 @@ class Both:
                 engine.update = old
             raise
 
-    async def stats(self) -> EngineStats:
-        return EngineStats(version=self.engines[0].update.version)
+    async def held(self) -> int | None:
+        return self.engines[0].update.version
 
     def members(self) -> int:
         absent, self.absent = self.absent, 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from corrente.sim.distributions import Fixed, LogNormal
-from corrente.sim.engine import Speed, VirtualEngine
+from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Chaos, Fault
 from corrente.sim.parts import (
     RecordingSink,
@@ -23,6 +23,7 @@ from corrente.sim.parts import (
     VirtualSync,
 )
 from corrente.sim.pool import VirtualPool
+from corrente.sim.speed import Speed
 from corrente.sync.base import InPlace, Update
 from corrente.testing import (
     EngineCase,

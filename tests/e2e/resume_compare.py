@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from corrente import checkpoint, codec
-from corrente.parts import Snapshot
+from corrente.common import serialization
+from corrente.controller import checkpoint_folder
+from corrente.controller.snapshot import Snapshot
 
 ROWS, STEPS = 24, 12
 """Prompts and steps of a run."""
@@ -23,7 +24,7 @@ def record(folder: Path) -> dict[str, Any]:
     what was under way at a checkpoint gets another one when it is admitted again."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    newest = checkpoint.latest(folder / "checkpoints")
+    newest = checkpoint_folder.latest(folder / "checkpoints")
     assert newest is not None
     return {
         "steps": [_repeatable(line) for line in lines if "version/learner" in line],
@@ -47,9 +48,9 @@ def check(folder: Path, whole: Path, log: Path, *, exact: bool, begun: int) -> N
     asked = Counter(log.read_text().splitlines())
     assert texts <= asked.keys()
     assert max(asked[text] for text in texts) <= begun, "rewards were asked more often than the run was begun"
-    newest = checkpoint.latest(folder / "checkpoints")
+    newest = checkpoint_folder.latest(folder / "checkpoints")
     assert newest is not None
-    snapshot = codec.decode((newest / checkpoint.CONTROL).read_bytes(), Snapshot)
+    snapshot = serialization.decode((newest / checkpoint_folder.CONTROL).read_bytes(), Snapshot)
     assert (snapshot.step, snapshot.ledger.outcomes.get("trained"), snapshot.unfinished) == (STEPS, ROWS, ())
     bounds = [(line["lag/max"], line["lag/bound"]) for line in mine["steps"] if "lag/bound" in line]
     assert all(lag <= bound for lag, bound in bounds)

@@ -38,7 +38,9 @@ from tests.e2e.leftovers import shared_memory_left
 from tests.e2e.resume_compare import ROWS, STEPS, check, record
 from tests.e2e.tiny import tiny_config, write_prompts
 
-from corrente import checkpoint, cli, loading
+from corrente.cli import main as cli
+from corrente.config.load import dump_config
+from corrente.controller import checkpoint_folder
 
 TOUCHES = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "shutil.copyfile"})
 POINTS = frozenset(
@@ -160,7 +162,7 @@ def _child(config: Path, folder: Path, kill: Kill, *, aside: Path, said: Path) -
     os.dup2(out, 2)
     code = 99
     try:
-        resumes = checkpoint.latest(folder / "checkpoints") is not None
+        resumes = checkpoint_folder.latest(folder / "checkpoints") is not None
         sys.argv = ["corrente", "run", str(config), *(["--resume"] if resumes else [])]
         _scatter(os.getpid() if resumes else 0)
         if not resumes:
@@ -281,7 +283,7 @@ class Stage:
             prompts=ROWS,
         )
         path = self.where / f"{run}.toml"
-        path.write_text(loading.dump(config))
+        path.write_text(dump_config(config))
         return path, self.where / "runs" / run, log
 
     def whole(self) -> tuple[Path, float, Counter[str]]:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from corrente.config import RunConfig
-from corrente.engine.base import ApplyMode, EngineStats
+from corrente.data.types import ApplyMode, Batch, Completion, Request, Scores, Span, Tokens
+from corrente.engine.base import EngineStats
 from corrente.errors import ConfigError, DivergedError, GenerationError
 from corrente.learner.base import Pulse, unheard
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
-from corrente.types import Batch, Completion, Request, Scores, Span, Tokens
 
 KILL, RAISE, SPIN, REFUSE, STOP, EXIT, DIVERGE, TORN = -1, -2, -3, -4, -5, -6, -7, -8
 

@@ -12,7 +12,7 @@ from tests.e2e.test_runs import run
 from tests.e2e.tiny import tiny_config
 from transformers import AutoModelForCausalLM
 
-from corrente import checkpoint
+from corrente.controller import checkpoint_folder
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_any_transport_and_policy_carries_adapters(tmp_path: Path, overrides: li
 def test_run_with_adapters_resumes_from_a_directory_peft_loads(tmp_path: Path):
     config = tiny_config(tmp_path, *LORA, "run.steps=2", "eval.every=0", "buffer.kind=none")
     run(config)
-    newest = checkpoint.latest(Path(config.run.dir) / "tiny" / "checkpoints")
+    newest = checkpoint_folder.latest(Path(config.run.dir) / "tiny" / "checkpoints")
     assert newest is not None
     base = AutoModelForCausalLM.from_pretrained(config.model.path)
     with warnings.catch_warnings():

@@ -13,12 +13,15 @@ import torch
 from tests.e2e.test_runs import Record
 from tests.e2e.tiny import answer_fraction, tiny_config
 
-from corrente import assemble, checkpoint, loading, pipeline
 from corrente.config import RunConfig
+from corrente.config.load import dump_config
+from corrente.controller import checkpoint_folder, pipeline
+from corrente.controller.parts import Outcome
+from corrente.entrypoints.assemble import LEARNER, open_parts
+from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.run_folder import run_folder_path
 from corrente.errors import AlarmError, root_cause
-from corrente.given import Given
 from corrente.learner.core import LearnerCore
-from corrente.parts import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -36,17 +39,17 @@ class Garbled(LearnerCore):
         }
 
 
-def run(config: RunConfig, *, learner: str = assemble.LEARNER) -> tuple[Outcome, Record]:
+def run(config: RunConfig, *, learner: str = LEARNER) -> tuple[Outcome, Record]:
     record = Record()
 
     async def go() -> Outcome:
         given = Given(reward_functions=[answer_fraction])
-        async with assemble.open_parts(
+        async with open_parts(
             config,
             sinks=[record],
             given=given,
             learner=learner,
-            folder=assemble.run_folder(config) / "checkpoints",
+            folder=run_folder_path(config) / "checkpoints",
         ) as parts:
             return await pipeline.run(parts)
 
@@ -75,9 +78,9 @@ def test_an_alarm_that_stops_leaves_a_checkpoint(tmp_path: Path):
     config = tiny_config(tmp_path, "run.steps=6", "sync.every=2", SENSITIVE, "alarm.action=stop")
     with pytest.raises(AlarmError, match="step 1: mismatch_clean"):
         run(config, learner="tests.e2e.test_alarms:Garbled")
-    newest = checkpoint.latest(assemble.run_folder(config) / "checkpoints")
+    newest = checkpoint_folder.latest(run_folder_path(config) / "checkpoints")
     assert newest is not None
-    assert checkpoint.read(newest).step == 2
+    assert checkpoint_folder.read(newest).step == 2
 
 
 def test_the_command_ends_with_what_rang(tmp_path: Path):
@@ -85,9 +88,9 @@ def test_the_command_ends_with_what_rang(tmp_path: Path):
     function = 'reward.functions=["tests.e2e.tiny:answer_fraction"]'
     config = tiny_config(tmp_path, function, "alarm.mismatch_max=1e-12", "alarm.action=stop")
     path = tmp_path / "tiny.toml"
-    path.write_text(loading.dump(config))
-    command = [sys.executable, "-c", "from corrente.cli import main; main()", "run", str(path)]
+    path.write_text(dump_config(config))
+    command = [sys.executable, "-c", "from corrente.cli.main import main; main()", "run", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
     assert "corrente: AlarmError: step 1: mismatch_clean/logprob_gap_mean = " in done.stderr
-    assert checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints") is not None
+    assert checkpoint_folder.latest(tmp_path / "runs" / "tiny" / "checkpoints") is not None

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from tests.e2e.tiny import slow_config, tiny_config
 
-from corrente import checkpoint, loading
+from corrente.config.load import dump_config
+from corrente.controller import checkpoint_folder
 from corrente.observe.jsonl import read_metrics, read_timeline
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-c", "from corrente.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from corrente.cli.main import main; main()"]
 REWARDS = """
 import threading
 
@@ -40,7 +41,7 @@ def _write(tmp_path: Path, *overrides: str, reward: str = "fraction") -> Path:
     (tmp_path / "rewards.py").write_text(REWARDS)
     functions = f'reward.functions=["{tmp_path}/rewards.py:{reward}"]'
     path = tmp_path / "tiny.toml"
-    path.write_text(loading.dump(tiny_config(tmp_path, functions, *overrides)))
+    path.write_text(dump_config(tiny_config(tmp_path, functions, *overrides)))
     return path
 
 
@@ -126,15 +127,15 @@ def test_killed_run_goes_on_with_its_half_written_completions(tmp_path: Path):
     """kill -9. At unchanged weights what the resumed run trains on begins with what the last checkpoint had of it."""
     path = _write(tmp_path)
     given = f'reward.functions=["{tmp_path}/rewards.py:fraction"]', "learner.lr=1e-30", "checkpoint.every=1"
-    path.write_text(loading.dump(slow_config(tmp_path, *given, "runtime.kind=procs", "run.steps=300")))
+    path.write_text(dump_config(slow_config(tmp_path, *given, "runtime.kind=procs", "run.steps=300")))
     with _running(path) as process:
         _read_until(process, "step   2/300")
         process.kill()
         process.wait(60)
     folder = tmp_path / "runs" / "tiny"
-    newest = checkpoint.latest(folder / "checkpoints")
+    newest = checkpoint_folder.latest(folder / "checkpoints")
     assert newest is not None
-    snapshot = checkpoint.read(newest)
+    snapshot = checkpoint_folder.read(newest)
     answers = {u.prompt_id: [a for record in u.answers for a in record] for u in snapshot.unfinished if u.group is None}
     begun = {name: [a.completion.tokens for a in said if a.completion is not None] for name, said in answers.items()}
     assert any(len(tokens) for said in begun.values() for tokens in said)

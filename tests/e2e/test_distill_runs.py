@@ -14,12 +14,14 @@ from tests.e2e.test_runs import Record
 from tests.e2e.tiny import tiny_config, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from corrente import assemble, pipeline, schema
+from corrente.config import schema
+from corrente.controller import pipeline
+from corrente.controller.parts import Outcome, Parts
+from corrente.data.types import Group
+from corrente.entrypoints.assemble import open_parts
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError, root_cause
-from corrente.loading import check
-from corrente.parts import Outcome, Parts
 from corrente.score.base import Scorer
-from corrente.types import Group
 
 pytestmark = pytest.mark.slow
 
@@ -59,11 +61,11 @@ class Keeping:
 
 def play(tmp_path: Path, *overrides: str, keep: bool = False) -> tuple[Outcome, Record, Watching, Keeping | None]:
     config = tiny_config(tmp_path, "observe.samples=8", "eval.every=0", *overrides)
-    check(config)
+    check_config(config)
     record = Record()
 
     async def go() -> tuple[Outcome, Watching, Keeping | None]:
-        async with assemble.open_parts(config, sinks=[record]) as parts:
+        async with open_parts(config, sinks=[record]) as parts:
             watching = Watching(parts.scorer)
             changes: dict[str, Any] = {"scorer": watching}
             keeping = None

@@ -12,16 +12,19 @@ import anyio
 import pytest
 from tests.e2e.tiny import answer_fraction, tiny_config
 
-from corrente import assemble, checkpoint, loading
+from corrente.config.load import dump_config, load_config
+from corrente.controller import checkpoint_folder
+from corrente.entrypoints.checks import check_config
+from corrente.entrypoints.evaluate import config_of_checkpoint, config_of_model, run_evaluation
+from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.run_folder import CONFIG, run_folder_path
+from corrente.entrypoints.train import run_training
 from corrente.errors import ConfigError
-from corrente.evaluating import evaluate, of_checkpoint, of_model
-from corrente.given import Given
 from corrente.observe.jsonl import JsonlSink, read_metrics
-from corrente.runfolder import CONFIG
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-c", "from corrente.cli import main; main()", "eval"]
+COMMAND = [sys.executable, "-c", "from corrente.cli.main import main; main()", "eval"]
 REWARDS = """
 def fraction(completions, answer):
     return [sum(c == a for c in text) / max(1, len(text)) for text, a in zip(completions, answer)]
@@ -36,10 +39,10 @@ def trained(tmp_path: Path, *overrides: str) -> Path:
     config = tiny_config(
         tmp_path, functions, "run.steps=4", "checkpoint.every=2", "eval.every=2", "buffer.kind=none", *overrides
     )
-    folder = assemble.run_folder(config)
+    folder = run_folder_path(config)
     folder.mkdir(parents=True)
-    (folder / CONFIG).write_text(loading.dump(config))
-    anyio.run(lambda: assemble.main(config, sinks=[JsonlSink(folder)], signals=False))
+    (folder / CONFIG).write_text(dump_config(config))
+    anyio.run(lambda: run_training(config, sinks=[JsonlSink(folder)], signals=False))
     return folder
 
 
@@ -58,11 +61,11 @@ def records(folder: Path) -> list[dict]:
 def test_evaluation_of_a_checkpoint_gives_what_was_measured_beside_training(tmp_path: Path, overrides: list[str]):
     folder = trained(tmp_path, *overrides)
     beside = {record["step"]: record["eval/reward"] for record in read_metrics(folder) if "eval/reward" in record}
-    config = loading.load(folder / CONFIG)
+    config = load_config(folder / CONFIG)
     for name, step in (("step-000002", 2), ("step-000004", 4)):
-        config_of = of_checkpoint(config, folder / "checkpoints" / name)
-        loading.check(config_of)
-        evaluation = anyio.run(lambda: evaluate(config_of, step=step, version=step))  # noqa: B023 (run here and now)
+        config_of = config_of_checkpoint(config, folder / "checkpoints" / name)
+        check_config(config_of)
+        evaluation = anyio.run(lambda: run_evaluation(config_of, step=step, version=step))  # noqa: B023 (run here and now)
         assert evaluation.metrics["eval/reward"] == pytest.approx(beside[step], abs=1e-6)
         assert evaluation.metrics["eval/version"] == step
         assert (len(evaluation.groups), evaluation.metrics["eval/lost"]) == (4, 0)
@@ -133,31 +136,31 @@ def test_eval_command_refuses_what_it_cannot_evaluate(tmp_path: Path):
 
 
 def test_evaluate_takes_reward_functions_and_leaves_nothing(tmp_path: Path):
-    evaluation = anyio.run(lambda: evaluate(tiny_config(tmp_path, "eval.every=0", "eval.prompts=3"), given=GIVEN))
+    evaluation = anyio.run(lambda: run_evaluation(tiny_config(tmp_path, "eval.every=0", "eval.prompts=3"), given=GIVEN))
     assert len(evaluation.groups) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"model", "prompts.jsonl", "held_out.jsonl"}
 
 
 def test_adapter_directory_is_evaluated_on_the_model_of_the_config(tmp_path: Path):
     folder = trained(tmp_path, "adapters.kind=lora", "adapters.rank=4")
-    learned = checkpoint.latest(folder / "checkpoints")
+    learned = checkpoint_folder.latest(folder / "checkpoints")
     assert learned is not None
     plain = tiny_config(tmp_path)
-    config = of_model(plain, learned / "learner")
+    config = config_of_model(plain, learned / "learner")
     assert (config.adapters.rank, config.model.path) == (4, plain.model.path)  # type: ignore[union-attr]
     beside = [record["eval/reward"] for record in read_metrics(folder) if "eval/reward" in record]
-    assert anyio.run(lambda: evaluate(config, given=GIVEN)).metrics["eval/reward"] == pytest.approx(
+    assert anyio.run(lambda: run_evaluation(config, given=GIVEN)).metrics["eval/reward"] == pytest.approx(
         beside[-1], abs=1e-6
     )
     with pytest.raises(ConfigError, match="it must be a directory"):
-        of_model(plain, tmp_path / "nowhere")
+        config_of_model(plain, tmp_path / "nowhere")
 
 
 def test_what_an_evaluation_loses_is_counted_and_named(tmp_path: Path):
     def breaks(completions, **_):
         raise KeyError("gold")
 
-    evaluation = anyio.run(lambda: evaluate(tiny_config(tmp_path), given=Given(reward_functions=[breaks])))
+    evaluation = anyio.run(lambda: run_evaluation(tiny_config(tmp_path), given=Given(reward_functions=[breaks])))
     assert (evaluation.metrics["eval/lost"], evaluation.metrics["eval/episodes"]) == (4, 0)
     assert "breaks: KeyError: 'gold'" in evaluation.error
     assert "eval/reward" not in evaluation.metrics

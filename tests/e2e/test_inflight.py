@@ -10,8 +10,8 @@ import pytest
 from tests.e2e.test_runs import Record, run
 from tests.e2e.tiny import slow_config, tiny_config
 
-from corrente import checkpoint
 from corrente.config import RunConfig
+from corrente.controller import checkpoint_folder
 
 pytestmark = pytest.mark.slow
 
@@ -63,9 +63,9 @@ def test_half_written_completions_go_on_where_a_checkpoint_left_them(tmp_path: P
     given = (FROZEN, f"runtime.kind={runtime}", "staleness.max=8")  # more to write than two steps take, however slow
     undisturbed = texts(run(slow_config(tmp_path, *given, "run.name=whole", "run.steps=12"))[1])
     run(slow_config(tmp_path, *given, "run.steps=2"))
-    newest = checkpoint.latest(tmp_path / "runs" / "tiny" / "checkpoints")
+    newest = checkpoint_folder.latest(tmp_path / "runs" / "tiny" / "checkpoints")
     assert newest is not None
-    unfinished = [u for u in checkpoint.read(newest).unfinished if u.group is None]
+    unfinished = [u for u in checkpoint_folder.read(newest).unfinished if u.group is None]
     recorded = {u.prompt_id: [a.completion for record in u.answers for a in record] for u in unfinished}
     partial = [
         c for completions in recorded.values() for c in completions if c is not None and c.finish_reason == "abort"

@@ -13,11 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from corrente.config import Inline, Inproc, Learner, Model, Procs, Run, RunConfig, Shm
+from corrente.data.types import Batch, Completion, Request, Row, Sampling
 from corrente.runtime.base import Runtime, Workers
 from corrente.runtime.inline import InlineRuntime
 from corrente.runtime.procs import ProcsRuntime
 from corrente.testing import EngineCase, check_engine
-from corrente.types import Batch, Completion, Request, Row, Sampling
 
 pytestmark = pytest.mark.slow
 

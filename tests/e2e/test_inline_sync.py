@@ -9,7 +9,7 @@ import anyio
 import pytest
 import torch
 
-from corrente.engine.base import ApplyMode, EngineStats
+from corrente.data.types import ApplyMode
 from corrente.errors import SyncError
 from corrente.sync.base import InPlace, Offer, Receiver, Update
 from corrente.sync.inproc import InprocSync, allocate
@@ -58,8 +58,8 @@ class World:
             await anyio.lowlevel.checkpoint()
         return 0.001
 
-    async def stats(self) -> EngineStats:
-        return EngineStats(version=self.update.version)
+    async def held(self) -> int | None:
+        return self.update.version
 
     def served(self) -> list[list[float]]:
         return self.buffers[self.update.slot].view(torch.float32)[:6].view(2, 3).tolist()

@@ -19,11 +19,11 @@ import pytest
 from tests.e2e.leftovers import shared_memory, shared_memory_left
 
 from corrente.config import Limits, Model, Pool, Procs, RunConfig
+from corrente.data.types import Batch, Completion, Request, Sampling
 from corrente.errors import ConfigError, DivergedError, GenerationError, PipelineError, WorkerDied
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
 from corrente.sync.base import InPlace, Update
-from corrente.types import Batch, Completion, Request, Sampling
 
 pytestmark = pytest.mark.slow
 
@@ -327,7 +327,7 @@ import sys, os, anyio
 sys.path[:0] = {path!r}
 from corrente.config import RunConfig
 from corrente.runtime.procs import ProcsRuntime
-from corrente.types import Batch
+from corrente.data.types import Batch
 
 async def main():
     async with ProcsRuntime(engine="standins:engine", learner="standins:learner").open(RunConfig()) as workers:

@@ -14,12 +14,13 @@ import pytest
 from tests.e2e.test_runs import Record
 from tests.e2e.tiny import ALPHABET, tiny_config
 
-from corrente import assemble, config
+from corrente import config
 from corrente.config import RunConfig
+from corrente.controller.parts import Outcome
+from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.train import run_training
 from corrente.errors import ConfigError
-from corrente.given import Given
 from corrente.observe.trackers import open_trackers
-from corrente.parts import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +51,7 @@ def _run(made: RunConfig, given: Given, record: Record, *, resume: bool = False,
     async def go() -> Outcome:
         stop = anyio.Event()
         record._on_step = lambda step: stop.set() if step >= stop_at else None
-        return await assemble.main(made, sinks=[record], resume=resume, given=given, signals=False, stop=stop)
+        return await run_training(made, sinks=[record], resume=resume, given=given, signals=False, stop=stop)
 
     return anyio.run(go)
 
@@ -92,7 +93,7 @@ def test_run_with_trackers_goes_on_when_one_of_them_fails(tmp_path: Path):
         given = Given(
             train_dataset=chats, reward_functions=[lambda completions: [float(i) for i, _ in enumerate(completions)]]
         )
-        return await assemble.main(made, sinks=[record, *trackers], given=given, signals=False)
+        return await run_training(made, sinks=[record, *trackers], given=given, signals=False)
 
     assert anyio.run(go).steps == 3
     assert len([event for event in record.events if "Beside failed and is not used any more" in event]) == 1

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from corrente.config import Limits, Pool, Run, RunConfig, Shm
+from corrente.data.types import Batch, Completion, Request, Sampling
 from corrente.errors import WorkerDied
 from corrente.runtime import greeting, wire
 from corrente.runtime.base import Workers
 from corrente.runtime.greeting import Hello, Refused
 from corrente.runtime.procs import ProcsRuntime
 from corrente.testing import SyncCase, check_sync
-from corrente.types import Batch, Completion, Request, Sampling
 
 pytestmark = pytest.mark.slow
 

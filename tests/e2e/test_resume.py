@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from tests.e2e.tiny import tiny_config
 
-from corrente import loading
+from corrente.config.load import dump_config
 from corrente.observe.jsonl import read_metrics
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from corrente.cli import main; main()", "run"]
+COMMAND = [sys.executable, "-c", "from corrente.cli.main import main; main()", "run"]
 REWARDS = """
 def fraction(completions, answer):
     return [sum(c == a for c in text) / max(1, len(text)) for text, a in zip(completions, answer)]
@@ -40,7 +40,7 @@ def _config(tmp_path: Path, *overrides: str) -> Path:
     rewards = tmp_path / "rewards.py"
     rewards.write_text(REWARDS)
     path = tmp_path / "tiny.toml"
-    path.write_text(loading.dump(tiny_config(tmp_path, f'reward.functions=["{rewards}:fraction"]', *overrides)))
+    path.write_text(dump_config(tiny_config(tmp_path, f'reward.functions=["{rewards}:fraction"]', *overrides)))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Whole runs through ``assemble.main``: real engine, real learner, tiny model."""
+"""Whole runs through ``run_training``: real engine, real learner, tiny model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import anyio
 import pytest
 from tests.e2e.tiny import answer_fraction, tiny_config
 
-from corrente import assemble, checkpoint
 from corrente.config import RunConfig
+from corrente.controller import checkpoint_folder
+from corrente.controller.parts import Outcome
+from corrente.entrypoints import assemble
+from corrente.entrypoints.assemble import open_parts
+from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.run_folder import run_folder_path
+from corrente.entrypoints.train import run_training
 from corrente.errors import CheckpointError, FailureBudgetError
-from corrente.given import Given
-from corrente.parts import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +58,7 @@ def run(
     record = sink or Record()
 
     async def go() -> Outcome:
-        return await assemble.main(
+        return await run_training(
             config, sinks=[record], resume=resume, given=Given(reward_functions=[reward]), signals=False
         )
 
@@ -142,8 +146,8 @@ def test_run_resumed_trains_every_prompt_once(tmp_path: Path):
     async def first_part() -> Outcome:
         stop = anyio.Event()
         record.__init__(on_step=lambda step: stop.set() if step >= stop_at else None)
-        folder = assemble.run_folder(config) / "checkpoints"
-        async with assemble.open_parts(
+        folder = run_folder_path(config) / "checkpoints"
+        async with open_parts(
             config, sinks=[record], folder=folder, given=Given(reward_functions=[answer_fraction])
         ) as parts:
             return await assemble.pipeline.run(parts, stop=stop)
@@ -168,7 +172,9 @@ def test_run_resumed_after_its_last_step_takes_no_further_step(tmp_path: Path):
     config = tiny_config(tmp_path)
     outcome, _ = run(config)
     weights = (
-        (checkpoint.latest(assemble.run_folder(config) / "checkpoints") or tmp_path) / "learner" / "model.safetensors"
+        (checkpoint_folder.latest(run_folder_path(config) / "checkpoints") or tmp_path)
+        / "learner"
+        / "model.safetensors"
     )
     before = weights.read_bytes()
     again, record = run(config, resume=True)

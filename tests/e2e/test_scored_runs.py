@@ -14,9 +14,10 @@ from tests.e2e.tiny import tiny_config, write_model
 from tests.unit.vllm_fake import Asked, Say, serving
 from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification, LlamaForTokenClassification
 
-from corrente import assemble, schema
-from corrente.loading import check
-from corrente.parts import Outcome
+from corrente.config import schema
+from corrente.controller.parts import Outcome
+from corrente.entrypoints.checks import check_config
+from corrente.entrypoints.train import run_training
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +52,10 @@ def scored_run(tmp_path: Path, scorers: list[dict[str, Any]], *more: str) -> tup
     record = Record()
     tables = ", ".join(schema.show(scorer) for scorer in scorers)
     config = tiny_config(tmp_path, f"reward.scorers=[{tables}]", "observe.samples=8", "eval.every=0", *more)
-    check(config)
+    check_config(config)
 
     async def go() -> Outcome:
-        return await assemble.main(config, sinks=[record], signals=False)
+        return await run_training(config, sinks=[record], signals=False)
 
     return anyio.run(go), record
 

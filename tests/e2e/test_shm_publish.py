@@ -13,11 +13,11 @@ import pytest
 
 from corrente import config as c
 from corrente.config import RunConfig
+from corrente.data.types import Batch, Request, Sampling
 from corrente.errors import SyncError
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
 from corrente.testing import SyncCase, check_sync
-from corrente.types import Batch, Request, Sampling
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from tests.e2e import talks
 from tests.e2e.test_runs import Record
 from tests.e2e.tiny import tiny_config, write_model, write_prompts
 
-from corrente import assemble
 from corrente.config import RunConfig
-from corrente.given import Given
-from corrente.parts import Outcome
+from corrente.controller.parts import Outcome
+from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.train import run_training
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def run(config: RunConfig, **given: Any) -> tuple[Outcome, Record]:
     record = Record()
 
     async def go() -> Outcome:
-        return await assemble.main(config, sinks=[record], given=Given(**given), signals=False)
+        return await run_training(config, sinks=[record], given=Given(**given), signals=False)
 
     return anyio.run(go), record
 

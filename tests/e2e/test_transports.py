@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from corrente import config as c
+from corrente.data.types import Batch, Request, Row, Sampling
 from corrente.engine.launcher import Tell, untold
 from corrente.errors import SyncError
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
 from corrente.testing import SyncCase, check_sync
-from corrente.types import Batch, Request, Row, Sampling
 
 pytestmark = pytest.mark.slow
 
@@ -191,14 +191,15 @@ def test_engine_that_is_killed_costs_no_version_and_its_successor_is_caught_up(k
 def test_run_trains_to_its_end_and_leaves_what_it_should(kind: str, tmp_path: Path):
     import tiny
 
-    from corrente import assemble, checks
-    from corrente.given import Given
+    from corrente.entrypoints.checks import check_config
+    from corrente.entrypoints.inputs import Given
+    from corrente.entrypoints.train import run_training
 
     payload = [] if kind == "collective" else ["sync.payload=delta"]
     config = tiny.tiny_config(tmp_path, "runtime.kind=procs", f"sync.kind={kind}", *payload)
-    checks.check(config)
+    check_config(config)
     given = Given(reward_functions=[tiny.answer_fraction])
-    outcome = anyio.run(lambda: assemble.main(config, given=given))
+    outcome = anyio.run(lambda: run_training(config, given=given))
     assert (outcome.ended, outcome.version) == ("steps", 6)
     assert outcome.counts["trained"] == 12
     kept = sorted(entry.name[:9] for entry in (tmp_path / "runs" / "tiny").glob("weights/v*"))

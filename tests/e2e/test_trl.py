@@ -16,8 +16,12 @@ from tests.e2e.tiny import answer_fraction, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from corrente import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer, checkpoint, loading, runfolder
+from corrente import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer
+from corrente.config.load import load_config
+from corrente.controller import checkpoint_folder
+from corrente.entrypoints import run_folder
 from corrente.errors import ConfigError, FailureBudgetError, NothingToLearnError, PipelineError
+from corrente.models import cache as model_cache
 
 pytestmark = pytest.mark.slow
 
@@ -370,11 +374,11 @@ def test_refused_resume_leaves_every_checkpoint_where_it_is(make: Callable[..., 
         make({"save_steps": 1, "seed": 7}).train(resume_from_checkpoint=named)
     assert first.run_folder is not None
     with (
-        runfolder.held(first.run_folder),
+        run_folder.held(first.run_folder),
         pytest.raises(ConfigError, match=r"resume_from_checkpoint: the run in .* is still going on"),
     ):
         make({"save_steps": 1}).train(resume_from_checkpoint=named)
-    assert len(checkpoint.complete(first.run_folder / "checkpoints")) == 3
+    assert len(checkpoint_folder.complete(first.run_folder / "checkpoints")) == 3
     assert not (first.run_folder / "superseded").exists()
 
 
@@ -384,7 +388,7 @@ def test_run_is_held_while_it_goes_on(make: Callable[..., GRPOTrainer]):
     class Resumer(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             assert trainer.run_folder is not None
-            with pytest.raises(ConfigError) as caught, runfolder.held(trainer.run_folder):
+            with pytest.raises(ConfigError) as caught, run_folder.held(trainer.run_folder):
                 pass
             seen.append(str(caught.value))
 
@@ -403,7 +407,7 @@ def test_resumed_run_may_take_more_epochs_in_another_precision(make: Callable[..
     assert second.state.global_step == 6
     assert second.run_folder is not None
     assert second.run_folder == first.run_folder
-    assert loading.load(second.run_folder / runfolder.CONFIG).model.dtype == "bfloat16"
+    assert load_config(second.run_folder / run_folder.CONFIG).model.dtype == "bfloat16"
     tokens = [entry["num_tokens"] for entry in second.state.log_history if "num_tokens" in entry]
     assert len(tokens) == 6
     assert tokens == sorted(set(tokens))
@@ -431,7 +435,7 @@ def test_second_run_of_a_trainer_resumes_from_what_it_began_with(make: Callable[
     again = make({"save_steps": 1, "run_name": "first"})
     again.train(resume_from_checkpoint=str(later))
     assert again.run_folder == trainer.run_folder
-    assert loading.load(trainer.run_folder / runfolder.CONFIG).model.path != began
+    assert load_config(trainer.run_folder / run_folder.CONFIG).model.path != began
     assert torch.equal(weights(again), final)
 
 
@@ -584,8 +588,7 @@ def test_callbacks_get_the_tokenizer_and_the_model_where_it_is_here(make: Callab
 def test_tokenizer_of_a_known_name_is_loaded(
     make: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    from corrente import models
 
     write_model(tmp_path / "cache" / "smollm2-135m-instruct", context=256)
-    monkeypatch.setattr(models, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(model_cache, "cache_dir", lambda: tmp_path / "cache")
     assert make(model="smollm2-135m-instruct").processing_class.eos_token == "</s>"

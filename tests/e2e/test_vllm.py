@@ -26,17 +26,18 @@ from tests.e2e.vllm_tiny import CONTEXT, build, logprobs, logprobs_across, weigh
 from torch._C._distributed_c10d import PrefixStore
 from transformers import AutoModelForCausalLM
 
-from corrente import assemble
 from corrente.config import Collective, Disk, Http, Lora, Model, Run, RunConfig, Shm, Snapshot, Vllm
+from corrente.config.load import parse_config
+from corrente.controller.parts import Outcome
+from corrente.data.types import Completion, Request, Sampling, Tokens
 from corrente.engine.embedded.stop import load_decoder
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.client import Client, ServerError, opened
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.engine.vllm.launcher import VllmLauncher
+from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.train import run_training
 from corrente.errors import SyncError, WorkerDied
-from corrente.given import Given
-from corrente.loading import parse
-from corrente.parts import Outcome
 from corrente.runtime.launching import RunWeights
 from corrente.sim.parts import RecordingSink
 from corrente.sync import outbox
@@ -45,7 +46,6 @@ from corrente.sync.collective import meeting_place
 from corrente.sync.layout import Layout
 from corrente.sync.memory import SharedMemory, map_slots
 from corrente.testing import EngineCase, check_engine
-from corrente.types import Completion, Request, Sampling, Tokens
 
 pytestmark = pytest.mark.vllm
 
@@ -494,10 +494,10 @@ def _train(folder: Path, *settings: str) -> tuple[Outcome, RecordingSink]:
         "eval": {"every": 0},
         "checkpoint": {"every": 0},
     }
-    config = parse(tables, settings)
+    config = parse_config(tables, settings)
     sink = RecordingSink()
     given = Given(reward_functions=[answer_fraction])
-    outcome = anyio.run(lambda: assemble.main(config, sinks=[sink], given=given, signals=False))
+    outcome = anyio.run(lambda: run_training(config, sinks=[sink], given=given, signals=False))
     assert (outcome.ended, outcome.steps, outcome.version) == ("steps", 8, 8)
     return outcome, sink
 
@@ -674,7 +674,7 @@ def test_the_real_model_agrees_with_the_learner(smollm2: Path, tmp_path: Path) -
         "checkpoint": {"every": 0},
     }
     sink = RecordingSink()
-    outcome = anyio.run(lambda: assemble.main(parse(tables, ()), sinks=[sink], signals=False))
+    outcome = anyio.run(lambda: run_training(parse_config(tables, ()), sinks=[sink], signals=False))
     assert (outcome.ended, outcome.version) == ("steps", 3)
     gaps = [row["mismatch/logprob_gap_mean"] for _, row in sink.rows if "mismatch/logprob_gap_mean" in row]
     assert gaps

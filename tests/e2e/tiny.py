@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from corrente.config import RunConfig
-from corrente.loading import parse
+from corrente.config.load import parse_config
 
 ALPHABET = "abcdefgh\n"
 
@@ -93,4 +93,4 @@ def tiny_config(tmp_path: Path, *overrides: str, prompts: int = 400, epochs: int
         "eval": {"every": 3},
         "checkpoint": {"every": 0},
     }
-    return parse(tables, overrides)
+    return parse_config(tables, overrides)

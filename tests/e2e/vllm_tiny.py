@@ -13,7 +13,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from corrente.types import Completion, Floats, Sampling, Tokens
+from corrente.data.types import Completion, Floats, Sampling, Tokens
 
 ALPHABET = string.ascii_lowercase + string.digits + " +=\n"
 CONTEXT = 2560

@@ -9,12 +9,11 @@ import standins
 import torch
 
 from corrente.config import RunConfig
-from corrente.engine.base import ApplyMode
+from corrente.data.types import ApplyMode, Batch, Request
 from corrente.errors import GenerationError
 from corrente.learner.base import Pulse, unheard
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout, Slab, arrange
-from corrente.types import Batch, Request
 
 SIZE = 1000
 UNWELCOME = 99

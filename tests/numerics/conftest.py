@@ -20,7 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from corrente.types import Batch, Row
+from corrente.data.types import Batch, Row
 
 
 @pytest.fixture(autouse=True)

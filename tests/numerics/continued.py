@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from corrente.config import RunConfig
+from corrente.data.types import Batch
 from corrente.learner.core import LearnerCore
-from corrente.types import Batch
 
 
 def weights(core: LearnerCore) -> dict[str, torch.Tensor]:

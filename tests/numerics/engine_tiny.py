@@ -30,11 +30,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from corrente.engine.base import ApplyMode
+from corrente.data.types import ApplyMode, Completion, Request, Sampling, Tokens
 from corrente.engine.embedded.core import EngineCore
 from corrente.sync import pack
 from corrente.sync.base import Update
-from corrente.types import Completion, Request, Sampling, Tokens
 
 VOCABULARY = 600
 """More than two blocks of the sampler and not a multiple of one."""

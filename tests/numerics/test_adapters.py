@@ -19,11 +19,11 @@ from corrente import config as c
 from corrente.adapters import directory, injection
 from corrente.algo.losses import PolicyObjective
 from corrente.config import RunConfig
+from corrente.data.types import Batch
 from corrente.errors import CheckpointError, ConfigError, SyncError
 from corrente.learner.core import LearnerCore
 from corrente.learner.model import Policy
 from corrente.learner.packing import plan
-from corrente.types import Batch
 
 RANK, ALPHA = 3, 7.0
 LORA = c.Lora(rank=RANK, alpha=ALPHA)

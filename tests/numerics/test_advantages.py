@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from corrente.algo.advantages import as_rewards, grpo, is_flat, rloo
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Algo, Filter, RunConfig
+from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
 from corrente.errors import AlignmentError
-from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
 
 
 def _tokens(*ids: int) -> np.ndarray:

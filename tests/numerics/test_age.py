@@ -9,9 +9,9 @@ import torch
 from corrente import config as c
 from corrente.algo import graph
 from corrente.algo.losses import PolicyObjective
+from corrente.data.types import Batch, Completion, Episode, Group, Prompt, Span, Turn
 from corrente.learner.packing import plan
 from corrente.staleness.policies import ByVersion
-from corrente.types import Batch, Completion, Episode, Group, Prompt, Span, Turn
 
 PROMPT = np.array([7, 8], np.int32)
 BEHAVIOUR = np.log(np.array([0.5, 0.4, 0.1, 0.5], np.float32))

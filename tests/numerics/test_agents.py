@@ -11,9 +11,9 @@ from corrente.algo import agents, gdpo
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, Filter, Reward, RunConfig
-from corrente.eval_metrics import eval_metrics
-from corrente.tally import Scored
-from corrente.types import Completion, Episode, Group, Prompt, Span, StepScore, Turn
+from corrente.controller.eval_metrics import eval_metrics
+from corrente.controller.step_metrics import Scored
+from corrente.data.types import Completion, Episode, Group, Prompt, Span, StepScore, Turn
 
 GIVER, GUESSER = "giver", "guesser"
 

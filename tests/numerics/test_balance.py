@@ -14,11 +14,11 @@ from tests.numerics.test_kept_routing import LONG, mixtures, policy, serve, with
 from tests.numerics.test_kept_support import PROMPTS, batch
 
 from corrente import config as c
+from corrente.data.types import Batch
 from corrente.errors import ConfigError
 from corrente.learner.balance import Balance
 from corrente.learner.core import LearnerCore
 from corrente.learner.packing import as_rows, plan
-from corrente.types import Batch
 
 
 def step_of(kind: str) -> tuple[Batch, Any]:

@@ -17,9 +17,9 @@ from corrente.algo import divergence
 from corrente.algo.base import Guide
 from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, Distill, RunConfig, Staleness
+from corrente.data.types import Batch, Lesson
 from corrente.learner.core import LearnerCore
 from corrente.learner.packing import plan
-from corrente.types import Batch, Lesson
 
 LOSSES = ("advantage", "k1", "k2", "k3", "jsd")
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from corrente import config as c
 from corrente.config import RunConfig
+from corrente.data.types import Batch, Completion, Request, Row, Sampling, Tokens
 from corrente.engine.embedded.core import EngineCore
 from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.engine.embedded.hf import HFModel
@@ -25,7 +26,6 @@ from corrente.engine.embedded.lean import LeanModel
 from corrente.errors import ConfigError
 from corrente.learner.core import LearnerCore
 from corrente.sync.base import Update
-from corrente.types import Batch, Completion, Request, Row, Sampling, Tokens
 
 ALL = c.Lora(rank=4, alpha=12.0)
 SOME = c.Lora(rank=3, alpha=3.0, targets=("q_proj", "v_proj", "up_proj", "down_proj"))

@@ -13,6 +13,7 @@ import torch
 import trio.testing
 from tests.numerics.engine_tiny import CONTEXT, tiny
 
+from corrente.data.types import Request, Sampling
 from corrente.engine.embedded.core import EngineCore
 from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.errors import GenerationError
@@ -20,7 +21,6 @@ from corrente.sync import pack
 from corrente.sync.base import Update
 from corrente.testing import EngineCase, check_engine
 from corrente.testing.engines import stage_in_place
-from corrente.types import Request, Sampling
 
 TICK_S = 0.005
 """The engine rests this long after a step, so that the suite can look at it while it decodes. asyncio looks for idle tasks every

@@ -14,11 +14,11 @@ import torch
 from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from corrente.data.types import Completion, Sampling, Tokens
 from corrente.engine.embedded.core import EngineCore
 from corrente.errors import ConfigError, GenerationError, SyncError
 from corrente.sync import pack
 from corrente.sync.base import Update
-from corrente.types import Completion, Sampling, Tokens
 
 PATHS = [
     *(("llama", "lean"), ("llama_biased", "lean"), ("mistral", "lean"), ("qwen2", "lean"), ("qwen3", "lean")),

@@ -14,10 +14,10 @@ import pytest
 from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, spell, tiny
 from transformers import AutoTokenizer
 
+from corrente.data.types import Completion, Request, Sampling
 from corrente.engine.embedded.core import EngineCore
 from corrente.engine.embedded.stop import StopStrings
 from corrente.errors import GenerationError
-from corrente.types import Completion, Request, Sampling
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
 

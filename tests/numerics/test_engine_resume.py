@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.numerics.engine_tiny import CONTEXT, Served, spell, tiny
 
+from corrente.data.types import Completion, Request, Sampling, Span
 from corrente.engine.embedded.stop import StopStrings
 from corrente.errors import GenerationError
-from corrente.types import Completion, Request, Sampling, Span
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
 PATHS = [("llama", "lean"), ("qwen3", "lean"), ("llama", "hf"), ("qwen3", "hf"), ("gpt2", "hf")]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from corrente.data.types import Sampling
 from corrente.engine.embedded.sampling import compile_rules, draw, uniforms
-from corrente.types import Sampling
 
 VOCABULARY = 1100
 MIXES = [

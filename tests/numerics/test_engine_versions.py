@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
 
+from corrente.data.types import Completion, Request, Sampling, Span, Tokens
 from corrente.engine.embedded.kv import KVCache
 from corrente.engine.embedded.rows import LiveRows
 from corrente.engine.embedded.sequence import Live
@@ -19,7 +20,6 @@ from corrente.engine.embedded.weights import Weights
 from corrente.errors import SyncError
 from corrente.sync import pack
 from corrente.sync.base import Update
-from corrente.types import Completion, Request, Sampling, Span, Tokens
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
 PATHS = [("llama", "lean"), ("qwen3", "lean"), ("llama", "hf"), ("gpt2", "hf")]

@@ -14,7 +14,7 @@ from corrente.algo import credit, estimators, gdpo, shaping
 from corrente.algo.advantages import as_rewards
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Algo, Filter, Reward, RunConfig
-from corrente.types import Completion, Episode, Group, Prompt, Sampling, Span, StepScore, Turn
+from corrente.data.types import Completion, Episode, Group, Prompt, Sampling, Span, StepScore, Turn
 
 TOLERANCE = 1e-6
 EPS = 1e-4

@@ -14,13 +14,13 @@ from tests.numerics.test_kept_support import PROMPTS, batch, gaps, policy
 
 from corrente.algo.graph import rows
 from corrente.config import RunConfig
+from corrente.data.routing import UNKNOWN, Experts
+from corrente.data.types import Batch, Completion, Episode, Request, Row, Sampling, Tokens, Turn
 from corrente.engine.embedded.core import EngineCore
 from corrente.errors import AlignmentError, ConfigError
-from corrente.kept import UNKNOWN, Experts
 from corrente.learner.model import recompute_activations
 from corrente.learner.packing import as_rows, as_tree, plan
-from corrente.routers import Routers, routers_of
-from corrente.types import Batch, Completion, Episode, Request, Row, Sampling, Tokens, Turn
+from corrente.models.moe_routing import Routers, routers_of
 
 MIXTURES = {"mixtral": (3, 2, 4), "qwen3_moe": (3, 3, 8)}
 """Layers, experts of a token, experts."""

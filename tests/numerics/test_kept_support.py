@@ -15,12 +15,12 @@ from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
 
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
+from corrente.data.support import Support
+from corrente.data.types import Batch, Completion, Episode, Group, Prompt, Request, Sampling, Tokens, Turn
 from corrente.errors import AlignmentError
-from corrente.kept import Support
 from corrente.learner import head
 from corrente.learner.model import Policy
 from corrente.learner.packing import plan
-from corrente.types import Batch, Completion, Episode, Group, Prompt, Request, Sampling, Tokens, Turn
 
 CUTS = [
     {"top_k": k, "top_p": p, "min_p": m} for k, p, m in itertools.product((0, 1, 7, 300), (1.0, 0.9, 0.5), (0.0, 0.04))

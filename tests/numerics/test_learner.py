@@ -20,12 +20,12 @@ from corrente import config as c
 from corrente.algo.losses import PolicyObjective
 from corrente.backends.single import SingleDevice
 from corrente.config import RunConfig
+from corrente.data.types import Batch, Row, Sampling
 from corrente.errors import CheckpointError, ConfigError, DivergedError
 from corrente.learner.core import LearnerCore
 from corrente.learner.model import Policy, compute_dtype
 from corrente.learner.packing import plan
 from corrente.learner.schedule import learning_rate
-from corrente.types import Batch, Row, Sampling
 
 
 def _config(path: Path, **sections: Any) -> RunConfig:

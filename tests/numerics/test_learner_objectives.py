@@ -13,9 +13,9 @@ import torch
 from corrente import config as c
 from corrente.algo import checks
 from corrente.config import Algo, RunConfig, Staleness
+from corrente.data.types import Batch
 from corrente.learner.core import LearnerCore
 from corrente.learner.packing import plan
-from corrente.types import Batch
 
 OF_LOSS: dict[str, dict[str, Any]] = {
     "gspo": {"epsilon": 0.05, "epsilon_high": 0.06},

@@ -13,9 +13,9 @@ from corrente.algo.kl import k3
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.ratio import log_ratio
 from corrente.config import Algo, RunConfig, Staleness
+from corrente.data.types import Batch, Row, Sampling
 from corrente.errors import ConfigError
 from corrente.learner import head
-from corrente.types import Batch, Row, Sampling
 
 
 def _f(*values: float) -> torch.Tensor:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corrente.data.types import Row
 from corrente.errors import AlignmentError, DivergedError
 from corrente.learner.packing import as_tree, padded_tokens, plan
-from corrente.types import Row
 
 
 def _row(group: int, tokens: list[int], trained: int = 1, **changes) -> Row:

@@ -26,14 +26,14 @@ from transformers import (
 )
 
 from corrente.config import RunConfig
+from corrente.config.load import parse_config
+from corrente.data.types import Episode, Group, Prompt, Sampling, Scores, Turn
 from corrente.errors import ConfigError
-from corrente.loading import parse
 from corrente.score import networks
 from corrente.score.build import open_scorer
 from corrente.score.messages import Judge, Judged, Opinion, Sample
 from corrente.score.teacher import TeacherSource, contexts
 from corrente.trl import bring
-from corrente.types import Episode, Group, Prompt, Sampling, Scores, Turn
 
 ALPHABET = "abcdefgh \n=?"
 CONTEXT = 48
@@ -390,7 +390,7 @@ def test_models_score_beside_functions_each_in_a_process_of_its_own(tmp_path: Pa
     steps = write(folders["steps"], LlamaForTokenClassification, labels=2)
     wise = write(folders["wise"], LlamaForCausalLM)
     write(folders["policy"], LlamaForCausalLM)
-    config = parse(
+    config = parse_config(
         {
             "model": {"path": str(folders["policy"])},
             "reward": {
@@ -435,7 +435,7 @@ def test_models_score_beside_functions_each_in_a_process_of_its_own(tmp_path: Pa
 def test_model_process_that_dies_costs_one_batch_and_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write(tmp_path, LlamaForSequenceClassification)
     reward = {"scorers": [{"kind": "reward_model", "path": str(tmp_path), "name": "rm"}]}
-    config = parse({"model": {"path": str(tmp_path)}, "reward": reward})
+    config = parse_config({"model": {"path": str(tmp_path)}, "reward": reward})
 
     async def main() -> None:
         async with open_scorer(config) as scorer:
@@ -456,7 +456,7 @@ def test_model_process_that_dies_costs_one_batch_and_is_started_again(tmp_path: 
 def test_model_that_cannot_be_loaded_is_a_wrong_setting(tmp_path: Path):
     write(tmp_path, LlamaForCausalLM)
     reward = {"scorers": [{"kind": "reward_model", "path": str(tmp_path)}]}
-    config = parse({"model": {"path": str(tmp_path)}, "reward": reward})
+    config = parse_config({"model": {"path": str(tmp_path)}, "reward": reward})
     with pytest.raises(ExceptionGroup) as caught:
         open_and_score(config, grouped(0, ["a"]))
     inner: BaseException = caught.value

@@ -10,9 +10,8 @@ from tests.numerics.engine_tiny import Served, tiny
 
 from corrente import config as c
 from corrente.algo import graph
-from corrente.engine.base import ApplyMode
+from corrente.data.types import ApplyMode, Batch, Episode, Sampling, Turn
 from corrente.learner.core import LearnerCore
-from corrente.types import Batch, Episode, Sampling, Turn
 
 PROMPT = np.arange(20, 40, dtype=np.int32)
 LONG = Sampling(max_tokens=30)

@@ -19,7 +19,7 @@ import torch
 from corrente.algo import checks, divergence, estimators, gdpo
 from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, RunConfig, Staleness
-from corrente.types import Batch, Row, Sampling
+from corrente.data.types import Batch, Row, Sampling
 
 PYTHON = os.environ.get("CORRENTE_TRL_PYTHON", "")
 pytestmark = [

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from corrente.config import Alarm, RunConfig
+from corrente.controller.snapshot import Snapshot
+from corrente.data.types import Batch, Metrics
 from corrente.errors import AlarmError
-from corrente.parts import Snapshot
 from corrente.sim.parts import VirtualLearner
 from corrente.testing import Simulation, World, run_virtual, simulate
 from corrente.testing.world import build, flow, play
-from corrente.types import Batch, Metrics
 
 STOP = Alarm(action="stop")
 

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from corrente.buffer.base import Occupancy, Ticket
+from corrente.common.waiting import Bell
+from corrente.data.types import Group, Request
 from corrente.errors import LedgerError
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.faults import Fault
 from corrente.testing import Simulation, World, run_virtual, simulate
 from corrente.testing.world import build, flow, play
-from corrente.types import Group, Request
-from corrente.waiting import Bell
 
 
 def bound(*, ahead: int, window: int, per_version: int) -> int:

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from tests.unit.talking import FORGETS, WITH_TOOLS, said, voice
 
-from corrente import codec
+from corrente.common import serialization
+from corrente.common.threads import inline
+from corrente.config.env import Tools
+from corrente.data.types import Completion, Prompt, Request, Sampling
 from corrente.env.base import Played
 from corrente.env.conversation import Conversation, Setting
 from corrente.env.environment import Observation
@@ -21,11 +24,8 @@ from corrente.env.pool import Pool
 from corrente.env.stage import Stage
 from corrente.env.tools import schema
 from corrente.errors import GenerationError, RolloutError
-from corrente.offload import inline
-from corrente.playing import Tools
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_env
-from corrente.types import Completion, Prompt, Request, Sampling
 
 Script = Callable[[int, str], str | Completion]
 """What the policy says, by the turn and the text it reads."""
@@ -341,7 +341,7 @@ def test_what_an_environment_says_is_kept_as_plain_data() -> None:
     done = played(Table(lambda turn, read: "1", factory=Rich))
     assert done.messages[-1] == {"role": "user", "content": "/there"}
     assert (done.metrics["env/n"], done.extra["at"]) == (3.0, "/x")
-    assert codec.decode(codec.encode(done.extra), dict) == done.extra
+    assert serialization.decode(serialization.encode(done.extra), dict) == done.extra
     assert [type(step.score) for step in done.step_scores] == [float]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from corrente.config import Checkpoint, Eval
 from corrente.sim.distributions import Fixed
-from corrente.sim.engine import Speed
+from corrente.sim.speed import Speed
 from corrente.testing import Simulation, World, simulate
 from corrente.testing.world import flow
 

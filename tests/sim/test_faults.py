@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from corrente.config import Filter, Limits
+from corrente.data.types import Prompt, Request, Sampling, Turn
 from corrente.env.base import Generate, Played
 from corrente.errors import (
     CheckpointError,
@@ -26,11 +27,10 @@ from corrente.errors import (
     WorkerDied,
 )
 from corrente.sim.distributions import Fixed, LogNormal
-from corrente.sim.engine import Speed
 from corrente.sim.faults import Fault
+from corrente.sim.speed import Speed
 from corrente.testing import Simulation, World, run_virtual, simulate
 from corrente.testing.world import LANDINGS, build, flow, play
-from corrente.types import Prompt, Request, Sampling, Turn
 
 LIMITS = Limits(episode_s=30.0, watchdog_s=100.0, failure_fraction=0.6)
 TAIL = LogNormal(median=15, sigma=0.8)

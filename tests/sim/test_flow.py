@@ -10,18 +10,19 @@ import anyio
 import msgspec
 import pytest
 
-from corrente import pipeline
 from corrente.config import Barrier, Cancel, Drain, Eval, Filter, Limits, Resume, Snapshot
+from corrente.controller import pipeline
+from corrente.data.types import Completion, Prompt, Request, Sampling
 from corrente.env.base import Generate, Played
 from corrente.errors import FailureBudgetError, GenerationError, NothingToLearnError
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
-from corrente.sim.engine import Speed, VirtualEngine
+from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Fault
 from corrente.sim.pool import VirtualPool
+from corrente.sim.speed import Speed
 from corrente.staleness import gate
 from corrente.testing import Simulation, World, run_virtual, simulate
 from corrente.testing.world import LANDINGS, build, flow, play
-from corrente.types import Completion, Prompt, Request, Sampling
 
 TAIL = LongTail(body=LogNormal(median=20, sigma=1.0), factor=8, share=0.1)
 

@@ -11,15 +11,16 @@ import msgspec
 import pytest
 
 from corrente.config import Barrier, Cancel, Checkpoint, Drain, Eval, Filter, Limits, Resume, RunConfig, Snapshot, Swap
+from corrente.controller.snapshot import Unfinished
+from corrente.data.types import Completion, Prompt, Request
 from corrente.env.base import Generate, Played
-from corrente.parts import Unfinished
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
-from corrente.sim.engine import Speed, VirtualEngine
+from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Fault
 from corrente.sim.pool import VirtualPool
+from corrente.sim.speed import Speed
 from corrente.testing import Simulation, World, run_virtual, simulate
 from corrente.testing.world import LANDINGS, build, flow, play
-from corrente.types import Completion, Prompt, Request
 
 TAIL = LongTail(body=LogNormal(median=20, sigma=1.0), factor=8, share=0.1)
 LIMITS = Limits(episode_s=1000.0)

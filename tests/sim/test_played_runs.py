@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from tests.unit.talking import CharTokenizer
 
+from corrente.common.threads import inline
 from corrente.config import Cancel, Checkpoint, Limits, Resume, RunConfig, Swap
+from corrente.config.env import Environments
 from corrente.env.conversation import Conversation, Setting
 from corrente.env.environment import Observation
 from corrente.env.pool import Pool
 from corrente.env.stage import Stage
 from corrente.env.voice import Voice
 from corrente.errors import FailureBudgetError
-from corrente.offload import inline
-from corrente.playing import Environments
 from corrente.sim.distributions import Distribution, Fixed, Uniform, generator
 from corrente.sim.pool import VirtualPool
 from corrente.testing import Simulation, World, run_virtual

@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 
 from corrente import config as c
-from corrente import pipeline
+from corrente.controller import pipeline
+from corrente.data.types import Completion, Request, Sampling
 from corrente.engine.base import EngineStats
 from corrente.engine.launcher import Replica
 from corrente.engine.pool.pool import Pool
 from corrente.errors import GenerationError, SyncError, WorkerDied, root_cause
 from corrente.sim.distributions import Fixed
-from corrente.sim.engine import Speed, VirtualEngine
+from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Chaos
 from corrente.sim.parts import VirtualSync
+from corrente.sim.speed import Speed
 from corrente.sync.base import InPlace, Update
 from corrente.sync.layout import Layout
 from corrente.testing import EngineCase, SyncCase, check_engine, check_sync, run_virtual
 from corrente.testing.world import World, build, flow
-from corrente.types import Completion, Request, Sampling
 
 STEP_S = 0.1
 

@@ -16,8 +16,8 @@ from corrente.errors import (
     SyncError,
 )
 from corrente.sim.distributions import Distribution, Fixed, LogNormal, LongTail, Uniform
-from corrente.sim.engine import Speed
 from corrente.sim.faults import Fault
+from corrente.sim.speed import Speed
 from corrente.staleness import gate
 from corrente.testing import Simulation, World, simulate
 from corrente.testing.world import LANDINGS, flow

@@ -11,14 +11,14 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from corrente.config import Checkpoint, Filter, Limits, RunConfig
+from corrente.controller.snapshot import Snapshot
+from corrente.data.types import Request
 from corrente.errors import NothingToLearnError
-from corrente.parts import Snapshot
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.faults import Fault
 from corrente.staleness import gate
 from corrente.testing import Simulation, World, simulate
 from corrente.testing.world import LANDINGS, flow
-from corrente.types import Request
 
 TAIL = LongTail(body=LogNormal(median=15, sigma=0.8), factor=8, share=0.1)
 

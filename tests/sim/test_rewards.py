@@ -11,6 +11,7 @@ import pytest
 
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Filter, Limits, RunConfig
+from corrente.data.types import Batch, Group
 from corrente.errors import FailureBudgetError, NothingToLearnError
 from corrente.score.functions import FunctionScorer, members
 from corrente.score.panel import Panel, Terms
@@ -18,7 +19,6 @@ from corrente.sim.distributions import Fixed, Uniform
 from corrente.sim.faults import Fault
 from corrente.testing import Simulation, World, run_virtual
 from corrente.testing.world import build, flow, play
-from corrente.types import Batch, Group
 
 PLAIN = World()
 

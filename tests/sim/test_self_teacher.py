@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from corrente.config import RunConfig
+from corrente.data.types import ApplyMode, Group, Scores, Taught, Tokens
 from corrente.errors import SyncError
 from corrente.score.base import Mark
 from corrente.score.panel import Panel, Terms
 from corrente.score.teacher import TeacherSource
 from corrente.sim.distributions import Fixed
-from corrente.sync.base import ApplyMode, Offer, Update
+from corrente.sync.base import Offer, Update
 from corrente.sync.following import Followed, Shelf
 from corrente.testing.clock import run_virtual
 from corrente.testing.world import LANDINGS, Simulation, World, build, flow, play
-from corrente.types import Group, Scores, Taught, Tokens
 
 
 class VirtualTeacher:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
+from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
 
 
 def said(text: str, tokens: list[int] | None = None) -> Completion:

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from corrente.config import Chat
+from corrente.data.types import Completion, Span
 from corrente.env.voice import Voice
 from corrente.prompts.chat import ChatTemplate
-from corrente.types import Completion, Span
 
 END = "<|end|>"
 

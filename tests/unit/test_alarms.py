@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from corrente.alarms import Alarms, bands
 from corrente.config import Alarm
+from corrente.controller.alarms import Alarms, bands
 from corrente.errors import AlarmError
 from corrente.sim.parts import RecordingSink
 

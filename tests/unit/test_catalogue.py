@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.unit.test_learner_metrics import trace
 
+from corrente.data.reductions import Accumulator
 from corrente.learner import metrics
 from corrente.observe.catalogue import AREAS, find
-from corrente.reductions import Accumulator
 
 ROOT = Path(__file__).parents[2]
 INTERNAL = ("ratio/square",)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from corrente import config as c
+from corrente.data.types import Completion, Request, Sampling, Span
 from corrente.env.single import SingleTurn
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.build import build
 from corrente.prompts.chat import ChatTemplate, conversation, read_template
 from corrente.prompts.tokenizer import Tokenizer
-from corrente.types import Completion, Request, Sampling, Span
 
 pytestmark = pytest.mark.slow
 

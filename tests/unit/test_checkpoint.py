@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from corrente import checkpoint, randomness
+from corrente.common import rng
+from corrente.controller import checkpoint_folder
+from corrente.controller.ledger import LedgerState
+from corrente.controller.snapshot import Snapshot
 from corrente.errors import CheckpointError
-from corrente.ledger import LedgerState
-from corrente.parts import Snapshot
 
 
 class TextLearner:
@@ -40,16 +41,16 @@ def snapshot(step: int) -> Snapshot:
 
 
 def write(folder: Path, step: int, learner: TextLearner, keep: int = 2) -> Path:
-    return anyio.run(checkpoint.CheckpointFolder(folder, keep=keep).write, snapshot(step), learner)
+    return anyio.run(checkpoint_folder.CheckpointFolder(folder, keep=keep).write, snapshot(step), learner)
 
 
 def test_checkpoint_newest_complete_is_chosen_and_older_ones_are_pruned(tmp_path: Path):
     for step in (2, 10, 100):
         write(tmp_path, step, TextLearner(f"weights {step}"))
-    assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-000010", "step-000100"]
-    newest = checkpoint.latest(tmp_path)
+    assert [p.name for p in checkpoint_folder.complete(tmp_path)] == ["step-000010", "step-000100"]
+    newest = checkpoint_folder.latest(tmp_path)
     assert newest is not None
-    assert checkpoint.read(newest).step == 100
+    assert checkpoint_folder.read(newest).step == 100
     assert (newest / "learner" / "model.txt").read_text() == "weights 100"
 
 
@@ -59,9 +60,9 @@ def test_checkpoint_torn_by_a_crash_is_ignored_and_can_be_written_again(tmp_path
     ruin = tmp_path / ("step-000006" if torn == "no marker" else ".step-000006.writing")
     (ruin / "learner").mkdir(parents=True)
     (ruin / "control.msgpack").write_bytes(b"half")
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-000005"
+    assert checkpoint_folder.latest(tmp_path) == tmp_path / "step-000005"
     write(tmp_path, 6, TextLearner("new"))
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-000006"
+    assert checkpoint_folder.latest(tmp_path) == tmp_path / "step-000006"
     assert (tmp_path / "step-000006" / "learner" / "model.txt").read_text() == "new"
 
 
@@ -77,7 +78,7 @@ def test_checkpoint_that_cannot_be_read_says_so(tmp_path: Path):
     path = write(tmp_path, 5, TextLearner())
     (path / "control.msgpack").write_bytes(b"\x00garbage")
     with pytest.raises(CheckpointError, match=r"step-000005 cannot be read"):
-        checkpoint.read(path)
+        checkpoint_folder.read(path)
 
 
 def test_checkpoint_of_a_step_that_is_there_already_is_not_written_again(tmp_path: Path):
@@ -108,10 +109,10 @@ def test_what_a_crash_kept_from_being_removed_is_cleared_though_nothing_is_writt
 def test_random_state_of_users_is_kept_with_a_checkpoint_and_goes_on_from_there(tmp_path: Path):
     random.seed(3)
     np.random.seed(3)
-    kept = msgspec.structs.replace(snapshot(5), randomness=randomness.state())
-    path = anyio.run(checkpoint.CheckpointFolder(tmp_path).write, kept, TextLearner())
+    kept = msgspec.structs.replace(snapshot(5), randomness=rng.state())
+    path = anyio.run(checkpoint_folder.CheckpointFolder(tmp_path).write, kept, TextLearner())
     expected = [random.random(), random.gauss(0, 1), float(np.random.normal())]
     for _ in range(3):
         random.random()
-    randomness.restore(checkpoint.read(path).randomness)
+    rng.restore(checkpoint_folder.read(path).randomness)
     assert [random.random(), random.gauss(0, 1), float(np.random.normal())] == expected

@@ -12,8 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from corrente import __version__, evalcommand, evaluating, loading, runfolder
+from corrente import __version__
 from corrente import config as c
+from corrente.cli import eval_command
+from corrente.config.load import load_config, parse_config
+from corrente.entrypoints import evaluate, run_folder
 from corrente.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +24,7 @@ BLOCKED = """
 import sys
 for name in ("torch", "transformers", "accelerate", "gguf", "safetensors"):
     sys.modules[name] = None
-from corrente.cli import main
+from corrente.cli.main import main
 main()
 """
 """The command in a Python that cannot import what is heavy."""
@@ -61,8 +64,8 @@ def test_dry_run_prints_a_config_that_loads_to_the_same(tmp_path: Path, example:
     before = sorted(tmp_path.rglob("*"))
     shown = _corrente("run", str(path), "--dry-run", "--set", "run.steps=6", "--name", "mine", cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
-    expected = loading.load(path, ["run.steps=6", "run.name=mine"])
-    assert loading.parse(tomllib.loads(shown.stdout)) == expected
+    expected = load_config(path, ["run.steps=6", "run.name=mine"])
+    assert parse_config(tomllib.loads(shown.stdout)) == expected
     assert "# slots = 16, window = 4 (groups)" in shown.stdout
     assert "at most 2 (versions)" in shown.stdout
     assert sorted(tmp_path.rglob("*")) == before
@@ -122,7 +125,7 @@ def test_fetch_that_fails_is_exit_1_and_one_line(tmp_path: Path):
 def test_doctor_names_the_command_for_what_is_missing(tmp_path: Path):
     env = {**os.environ, "CORRENTE_CACHE": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     env.pop("CORRENTE_VLLM_PYTHON", None)
-    command = [sys.executable, "-c", "from corrente.cli import main; main()", "doctor"]
+    command = [sys.executable, "-c", "from corrente.cli.main import main; main()", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=True)
     assert f"corrente                 {__version__}" in done.stdout
     assert "corrente fetch smollm2-135m-instruct" in done.stdout
@@ -139,65 +142,65 @@ def _config(tmp_path: Path, **run: object) -> c.RunConfig:
 
 def test_run_folder_is_new_for_every_run(tmp_path: Path):
     for expected in ("x", "x-2", "x-3"):
-        config, folder = runfolder.create(_config(tmp_path))
+        config, folder = run_folder.create(_config(tmp_path))
         assert folder.name == config.run.name == expected
-        assert loading.load(folder / "config.toml") == config
+        assert load_config(folder / "config.toml") == config
 
 
 def test_run_folder_is_reopened_by_its_own_run(tmp_path: Path):
-    config, folder = runfolder.create(_config(tmp_path, steps=4))
+    config, folder = run_folder.create(_config(tmp_path, steps=4))
     longer = msgspec.structs.replace(
         config, run=msgspec.structs.replace(config.run, steps=8), learner=c.Learner(lr=1e-6)
     )
-    assert runfolder.reopen(longer) == folder
-    runfolder.keep(folder, longer)
-    assert loading.load(folder / "config.toml") == longer
+    assert run_folder.reopen(longer) == folder
+    run_folder.keep(folder, longer)
+    assert load_config(folder / "config.toml") == longer
     assert [p.name for p in folder.iterdir()] == ["config.toml"]
 
 
 def test_run_folder_is_reopened_by_what_its_config_says_whoever_made_the_settings(tmp_path: Path):
-    config, folder = runfolder.create(_config(tmp_path))
+    config, folder = run_folder.create(_config(tmp_path))
     made = msgspec.structs.replace(config, chat=c.Chat(template_kwargs={"Some key": (1, 2)}))
-    runfolder.keep(folder, made)
-    assert runfolder.reopen(made) == folder
+    run_folder.keep(folder, made)
+    assert run_folder.reopen(made) == folder
 
 
 def test_the_servers_of_a_run_that_goes_on_are_not_evaluated_on(tmp_path: Path):
     made = msgspec.structs.replace(_config(tmp_path), engine=c.Vllm(urls=("http://a:1/", "http://b:1")), sync=c.Http())
-    config, folder = runfolder.create(made)
+    config, folder = run_folder.create(made)
 
-    def subject(*urls: str) -> evalcommand.Subject:
+    def subject(*urls: str) -> eval_command.Subject:
         engine = c.Vllm(urls=urls) if urls else c.Embedded()
-        return evalcommand.Subject(config=msgspec.structs.replace(config, engine=engine), label="x", run=folder)
+        return eval_command.Subject(config=msgspec.structs.replace(config, engine=engine), label="x", run=folder)
 
-    with runfolder.held(folder):
+    with run_folder.held(folder):
         for other in ((), ("http://c:1",)):
-            with evalcommand.apart(subject(*other)):
+            with eval_command.apart(subject(*other)):
                 pass
         with (
             pytest.raises(ConfigError, match=r"engine\.urls: .* --set engine\.kind=embedded"),
-            evalcommand.apart(subject("http://a:1")),
+            eval_command.apart(subject("http://a:1")),
         ):
             pass
-    with evalcommand.apart(subject("http://a:1")), pytest.raises(ConfigError), runfolder.held(folder):
+    with eval_command.apart(subject("http://a:1")), pytest.raises(ConfigError), run_folder.held(folder):
         pass
 
 
 def test_an_evaluation_listens_on_no_port_of_its_run(tmp_path: Path):
     launched = msgspec.structs.replace(_config(tmp_path), engine=c.Vllm(), sync=c.Http(host="10.0.0.7", port=4000))
-    assert evaluating._apart(launched, str(tmp_path)).sync == c.Http(host="10.0.0.7")
+    assert evaluate._apart(launched, str(tmp_path)).sync == c.Http(host="10.0.0.7")
     attached = msgspec.structs.replace(launched, engine=c.Vllm(urls=("http://a:1",)))
-    assert evaluating._apart(attached, str(tmp_path)).sync == launched.sync
+    assert evaluate._apart(attached, str(tmp_path)).sync == launched.sync
 
 
 def test_resumed_run_may_repeat_its_prompts_more_often(tmp_path: Path):
     rows = c.Jsonl(path="rows.jsonl", epochs=1)
-    config, folder = runfolder.create(msgspec.structs.replace(_config(tmp_path), prompts=rows))
+    config, folder = run_folder.create(msgspec.structs.replace(_config(tmp_path), prompts=rows))
     more = msgspec.structs.replace(config, prompts=msgspec.structs.replace(rows, epochs=2))
-    assert runfolder.reopen(more) == folder
+    assert run_folder.reopen(more) == folder
     other = msgspec.structs.replace(config, prompts=msgspec.structs.replace(rows, shuffle=False, epochs=2))
     with pytest.raises(ConfigError, match=r'prompts = \{kind = "jsonl", .*shuffle = false') as caught:
-        runfolder.reopen(other)
+        run_folder.reopen(other)
     assert "epochs" not in str(caught.value)
 
 
@@ -215,22 +218,22 @@ def test_resumed_run_may_repeat_its_prompts_more_often(tmp_path: Path):
     ],
 )
 def test_run_folder_of_another_run_is_not_reopened(tmp_path: Path, change: dict[str, c.Run], part: str):
-    config, _ = runfolder.create(_config(tmp_path))
+    config, _ = run_folder.create(_config(tmp_path))
     changed = msgspec.structs.replace(config, **change)
     run = msgspec.structs.replace(changed.run, dir=config.run.dir)
     with pytest.raises(ConfigError) as caught:
-        runfolder.reopen(msgspec.structs.replace(changed, run=run))
+        run_folder.reopen(msgspec.structs.replace(changed, run=run))
     assert part in str(caught.value)
     assert "--name" in str(caught.value)
 
 
 def test_run_folder_is_held_by_one_run_at_a_time(tmp_path: Path):
-    _, folder = runfolder.create(_config(tmp_path))
-    with runfolder.held(folder):
-        with pytest.raises(ConfigError, match=r"the run in .* is still going on"), runfolder.held(folder):
+    _, folder = run_folder.create(_config(tmp_path))
+    with run_folder.held(folder):
+        with pytest.raises(ConfigError, match=r"the run in .* is still going on"), run_folder.held(folder):
             pass
         assert [p.name for p in folder.iterdir()] == ["config.toml"]
-    with runfolder.held(folder):
+    with run_folder.held(folder):
         pass
 
 
@@ -254,6 +257,6 @@ def test_reference_of_the_configuration_is_current():
 
 
 def _classes() -> list[tuple[str, type[msgspec.Struct]]]:
-    from corrente import schema
+    from corrente.config import schema
 
     return [(section, cls) for section, classes in schema.sections().items() for cls in classes]

@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from corrente import codec
-from corrente.ledger import LedgerState
-from corrente.parts import Snapshot, Unfinished
-from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
+from corrente.common import serialization
+from corrente.controller.ledger import LedgerState
+from corrente.controller.snapshot import Snapshot, Unfinished
+from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
 
 
 def a_group(number: int = 3) -> Group:
@@ -38,7 +38,7 @@ def test_codec_round_trips_a_snapshot_with_groups():
         prompts={"at": 41},
         unfinished=(Unfinished(prompt_id="0/9", group=a_group()), Unfinished(prompt_id="0/10")),
     )
-    back = codec.decode(codec.encode(snapshot), Snapshot)
+    back = serialization.decode(serialization.encode(snapshot), Snapshot)
     assert back.ledger == snapshot.ledger
     assert back.prompts == {"at": 41}
     group = back.unfinished[0].group
@@ -54,7 +54,7 @@ def test_codec_round_trips_a_snapshot_with_groups():
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "float32", "float64", "uint8"])
 def test_codec_keeps_dtype_and_shape(dtype: str):
     array = np.arange(6).reshape(2, 3).astype(dtype)
-    back = codec.decode(codec.encode(array), np.ndarray)
+    back = serialization.decode(serialization.encode(array), np.ndarray)
     assert back.dtype == array.dtype
     assert np.array_equal(back, array)
     back[0, 0] = 1  # decoded arrays are writable
@@ -62,10 +62,10 @@ def test_codec_keeps_dtype_and_shape(dtype: str):
 
 def test_codec_refuses_object_arrays_both_ways():
     with pytest.raises(TypeError, match="object"):
-        codec.encode(np.array([object()]))
+        serialization.encode(np.array([object()]))
     forged = msgspec.msgpack.encode(("|O", (1,), b"12345678"))
     with pytest.raises(msgspec.ValidationError, match="cannot be decoded"):
-        codec.decode(forged, np.ndarray)
+        serialization.decode(forged, np.ndarray)
 
 
 def test_codec_refuses_misaligned_completions():
@@ -74,4 +74,4 @@ def test_codec_refuses_misaligned_completions():
     )
     good["logprobs"] = ("<f4", (1,), b"0000")
     with pytest.raises(msgspec.ValidationError, match="3 tokens but 1 log-probs"):
-        codec.decode(msgspec.msgpack.encode(good), Completion)
+        serialization.decode(msgspec.msgpack.encode(good), Completion)

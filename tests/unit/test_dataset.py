@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from corrente import config as c
+from corrente.config.load import parse_config
+from corrente.data.types import Prompt
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
-from corrente.loading import check, parse
 from corrente.prompts.base import Prompts
 from corrente.prompts.build import build, build_eval
 from corrente.testing.stages import check_prompts
-from corrente.types import Prompt
 
 ROWS = [{"prompt": f"né {i}", "answer": i} for i in range(10)]
 
@@ -242,7 +243,7 @@ def test_parquet_holds_text_or_conversations(chats: Path, tmp_path: Path):
 def test_parquet_is_checked_by_its_schema(chats: Path, tmp_path: Path):
     def judged(**prompts: Any) -> None:
         tables = {"prompts": {"kind": "parquet", "path": str(chats), **prompts}, "run": {"dir": str(tmp_path)}}
-        check(parse({**tables, "model": {"path": str(tmp_path)}, "eval": {"every": 0}}))
+        check_config(parse_config({**tables, "model": {"path": str(tmp_path)}, "eval": {"every": 0}}))
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from corrente import config as c
-from corrente import devices, loading
+from corrente.config.load import parse_config
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
+from corrente.models import devices
 from corrente.runtime import cores
 from corrente.sync import checks as sync_checks
 from corrente.sync import outbox
@@ -55,7 +57,9 @@ def test_learner_has_the_last_gpu_and_engines_take_turns_at_the_others(
 def test_cores_are_built_where_the_config_says(gpus: Any, monkeypatch: pytest.MonkeyPatch):
     given: dict[str, Any] = {}
     monkeypatch.setattr(
-        cores, "load", lambda path: lambda *_, **settings: given.update({path.rpartition(":")[2]: settings["device"]})
+        cores,
+        "load_object",
+        lambda path: lambda *_, **settings: given.update({path.rpartition(":")[2]: settings["device"]}),
     )
     gpus(3)
     for wanted, expected in (("auto", ("cuda:1", "cuda:2")), ("cuda", ("cuda:1", "cuda:2")), ("cpu", ("cpu", "cpu"))):
@@ -69,8 +73,8 @@ def test_gpu_that_is_not_there_is_refused_before_a_model_is_loaded(gpus: Any, tm
     gpus(0)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
-    config = loading.parse({"model": {"path": str(tmp_path), "device": "cuda"}})
-    for refuses in (loading.check, cores.engine, cores.learner):
+    config = parse_config({"model": {"path": str(tmp_path), "device": "cuda"}})
+    for refuses in (check_config, cores.engine, cores.learner):
         with pytest.raises(
             ConfigError, match=r'model\.device = "cuda" needs a GPU, and torch finds none on this machine'
         ):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.unit.talking import FORGETS, PLAIN, WITH_TOOLS, ByteTokenizer, said, sampled, voice
 
 from corrente.algo.graph import rows
+from corrente.data.types import Episode, Turn
 from corrente.env.dialogue import Dialogue
 from corrente.errors import RolloutError
-from corrente.types import Episode, Turn
 
 ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 ASK = {"role": "user", "content": "two and two?"}

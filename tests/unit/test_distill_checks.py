@@ -9,13 +9,14 @@ import anyio
 import numpy as np
 import pytest
 
-from corrente import loading
 from corrente.algo import distill_checks
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
+from corrente.config.load import parse_config
+from corrente.data.types import Completion, Episode, Group, Prompt, Scores, Span, Taught, Tokens, Turn
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.score.teacher import TeacherSource
-from corrente.types import Completion, Episode, Group, Prompt, Scores, Span, Taught, Tokens, Turn
 
 TEACHER = {"kind": "teacher", "path": "somewhere", "top": 4}
 SERVER = {"kind": "teacher_server", "url": "http://h/v1", "model": "m", "tokenizer": "somewhere", "top": 4}
@@ -25,7 +26,7 @@ WORD = np.array([5, 6], np.int32)
 
 def parse(*scorers: dict[str, Any], functions: tuple[str, ...] = ("exact_line",), **sections: Any) -> RunConfig:
     reward = {"functions": list(functions), "scorers": list(scorers)}
-    return loading.parse({"reward": reward, "distill": {"loss": "jsd"}, **sections})
+    return parse_config({"reward": reward, "distill": {"loss": "jsd"}, **sections})
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def parse(*scorers: dict[str, Any], functions: tuple[str, ...] = ("exact_line",)
         parse({**TEACHER, "top": 0}, distill={"loss": "advantage", "weight": 0.1}),
         parse(TEACHER, distill={"loss": "k2"}, algo={"loss": "reinforce"}),
         parse(TEACHER, distill={}, sampling={"top_k": 5}),
-        loading.parse({}),
+        parse_config({}),
     ],
 )
 def test_what_can_work_is_accepted(config: RunConfig):
@@ -82,10 +83,10 @@ def test_teacher_of_a_source_that_is_none_is_refused():
     prompts = {"kind": "mixture", "sources": [sums, {**sums, "name": "long"}]}
     for where in ({"source": "short"}, {"source": ["sums", "short"]}):
         with pytest.raises(ConfigError, match=r"where: source = 'short'; the sources are called sums, long"):
-            loading.check(parse({**OWN, "where": where}, prompts=prompts))
-    loading.check(parse({**OWN, "where": {"source": ["sums", "long"]}}, prompts=prompts))
+            check_config(parse({**OWN, "where": where}, prompts=prompts))
+    check_config(parse({**OWN, "where": {"source": ["sums", "long"]}}, prompts=prompts))
     with pytest.raises(ConfigError, match=r"reward.scorers\[0\].where needs 'level'"):
-        loading.check(parse({**OWN, "where": {"level": 1}}, prompts=prompts))
+        check_config(parse({**OWN, "where": {"level": 1}}, prompts=prompts))
 
 
 # ---- who is taught ------------------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def test_held_out_prompts_are_not_taught():
 
 
 def _algorithm(**distill: Any) -> GroupedAlgorithm:
-    return GroupedAlgorithm(loading.parse({"distill": distill}))
+    return GroupedAlgorithm(parse_config({"distill": distill}))
 
 
 def test_group_that_was_taught_learns_whatever_its_rewards():

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from corrente.loading import parse
+from corrente.config.load import parse_config
 from corrente.staleness import gate
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def _run(block: Block, folder: Path) -> None:
     if block.file:
         (folder / block.file).write_text(block.text)
     if block.language == "toml":
-        parse(tomllib.loads(block.text))
+        parse_config(tomllib.loads(block.text))
     elif not block.file:
         shell = ["bash", "-c", PRELUDE + block.text]
         command = shell if block.language == "bash" else [sys.executable, "-c", block.text]
@@ -152,6 +152,6 @@ def test_staleness_page_states_the_slots_windows_and_bounds_of_the_code():
     assert len(rows) >= 3
     for ahead, *stated in rows:
         tables = {"run": {"prompts_per_step": 8}, "staleness": {"max": int(ahead)}}
-        config, strict = parse(tables), parse({**tables, "buffer": {"kind": "window", "window": 1}})
+        config, strict = parse_config(tables), parse_config({**tables, "buffer": {"kind": "window", "window": 1}})
         derived = gate.slots(config), gate.max_age(strict), gate.window(config), gate.max_age(config)
         assert derived == tuple(map(int, stated))

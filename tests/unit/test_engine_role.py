@@ -11,12 +11,12 @@ import pytest
 
 from corrente import errors
 from corrente.config import Collective, Disk, Run, RunConfig
+from corrente.data.types import Batch, Completion, Request, Sampling, Scores
 from corrente.runtime import wire
 from corrente.runtime.engine_worker import EngineRole
 from corrente.runtime.learner_worker import LearnerRole
 from corrente.sync.base import Exported, OnDisk, Order, Update
 from corrente.sync.layout import Layout
-from corrente.types import Batch, Completion, Request, Sampling, Scores
 
 PATIENCE_S = 20
 

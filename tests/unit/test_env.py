@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from corrente.config import Eval
+from corrente.data.types import Completion, Prompt, Request, Sampling, Span
 from corrente.env.base import Generate, Played
 from corrente.env.single import SingleTurn
 from corrente.errors import GenerationError
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_env
 from corrente.testing.world import Simulation, World, build, flow, play
-from corrente.types import Completion, Prompt, Request, Sampling, Span
 
 
 def test_one_request_carries_prompt_sampling_seed_and_group():

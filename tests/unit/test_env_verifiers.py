@@ -10,11 +10,11 @@ import anyio
 import pytest
 from tests.unit.endpoint import endpoint
 
+from corrente.common.threads import DaemonThreads, inline
 from corrente.env.adapters.verifiers import Verifiers
 from corrente.env.environment import Observation
 from corrente.env.stage import Stage
 from corrente.errors import ConfigError, RolloutError
-from corrente.offload import DaemonThreads, inline
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from corrente.eval_metrics import eval_metrics, pass_at_k, source_of
+from corrente.controller.eval_metrics import eval_metrics, pass_at_k, source_of
+from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
 from corrente.observe.eval_table import aligned, eval_table
-from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
 
 
 def _episode(prompt: str, index: int, reward: float | None, *, status="ok", version: int = 3, scores=None) -> Episode:

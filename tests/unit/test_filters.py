@@ -10,7 +10,7 @@ import pytest
 from corrente.algo.filters import pass_rate, reason, repetition
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Filter, RunConfig
-from corrente.types import Completion, Episode, FinishReason, Group, Prompt, Span, Turn
+from corrente.data.types import Completion, Episode, FinishReason, Group, Prompt, Span, Turn
 
 
 def episode(

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from corrente.algo.graph import paths, rows
 from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, RunConfig
+from corrente.data.routing import Routing
+from corrente.data.support import Support
+from corrente.data.types import Batch, Completion, Episode, Span, Taught, Turn
 from corrente.errors import AlignmentError
-from corrente.kept import Routing, Support
-from corrente.types import Batch, Completion, Episode, Span, Taught, Turn
 
 
 def given_turn(*tokens: int, parent: int | None = None) -> Turn:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
+from corrente.controller.request_gate import PATIENCE_S, Valve
 from corrente.errors import GenerationError, SyncError
 from corrente.inflight.policies import Barrier, Cancel, Drain, Recompute, Resume, Snapshot, Swap
 from corrente.testing import run_virtual
 from corrente.testing.expect import pending
-from corrente.traffic import PATIENCE_S, Valve
 
 
 async def no_engine(ids: Sequence[str]) -> None:

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrente import codec
+from corrente.common import serialization
+from corrente.data.routing import UNKNOWN, Routing, join_routings
+from corrente.data.support import Support, join_supports
+from corrente.data.types import Batch, Completion, Row, Span
 from corrente.errors import AlignmentError
-from corrente.kept import UNKNOWN, Routing, Support, join_routings, join_supports
 from corrente.runtime import wire
-from corrente.types import Batch, Completion, Row, Span
 
 vocabularies = st.sampled_from([1, 31, 32, 33, 100, 1000])
 
@@ -79,7 +80,10 @@ def test_a_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
             experts=np.arange(count * 6, dtype=np.int16).reshape(count, 3, 2), context=np.full((4, 3, 2), 7, np.int16)
         ),
     )
-    for got in (wire.decode(wire.encode(sent), Completion), codec.decode(codec.encode(sent), Completion)):
+    for got in (
+        wire.decode(wire.encode(sent), Completion),
+        serialization.decode(serialization.encode(sent), Completion),
+    ):
         assert got.support is not None
         assert got.routing is not None
         assert sent.routing is not None

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from corrente import models
 from corrente.algo import checks as algo_checks
-from corrente.checks import check
 from corrente.config import Algo, Learner, Model, RunConfig, Staleness
+from corrente.data.types import Sampling
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
-from corrente.types import Sampling
+from corrente.models import cache as model_cache
 
 CUTS = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}]
 
@@ -60,7 +60,7 @@ def folder(path: Path, **config: Any) -> Path:
     ],
 )
 def test_experts_are_counted_from_the_configuration(config: dict[str, Any], count: int, tmp_path: Path):
-    assert models.experts(folder(tmp_path, **config)) == count
+    assert model_cache.experts(folder(tmp_path, **config)) == count
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_what_is_for_mixtures_of_experts_is_refused_for_other_models(
     model = Model(path=str(folder(tmp_path)), keep_routing=sections.get("keep_routing"))
     config = RunConfig(model=model, learner=Learner(router_aux_loss_coef=sections.get("coef", 0.0)))
     with pytest.raises(ConfigError, match=f"^{key}: .* is no mixture of experts"):
-        check(config)
+        check_config(config)
 
 
 def test_a_model_without_experts_needs_no_word_about_them(tmp_path: Path):
-    check(RunConfig(model=Model(path=str(folder(tmp_path)), keep_routing=False)))
+    check_config(RunConfig(model=Model(path=str(folder(tmp_path)), keep_routing=False)))

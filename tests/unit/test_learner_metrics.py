@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from corrente.data.reductions import Accumulator
 from corrente.learner import metrics
 from corrente.learner.metrics import Trace
-from corrente.reductions import Accumulator
 
 TOKENS = 203
 

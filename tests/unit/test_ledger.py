@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corrente.controller.ledger import OUTCOMES, REASONS, Admission, Ledger
 from corrente.errors import LedgerError
-from corrente.ledger import OUTCOMES, REASONS, Admission, Ledger
 from corrente.testing.samples import group, prompt
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
+from corrente.data.types import Batch, Completion, Episode, Group, Lesson, Prompt, Span, Taught, Turn
 from corrente.errors import AlignmentError
 from corrente.runtime import wire
-from corrente.types import Batch, Completion, Episode, Group, Lesson, Prompt, Span, Taught, Turn
 
 
 def _sampled(tokens: list[int], *spans: Span) -> Completion:

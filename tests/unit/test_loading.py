@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from tests.unit.test_cli import write_teacher
 
 from corrente import config as c
-from corrente import loading, schema
-from corrente.context import context
+from corrente.config import schema
+from corrente.config.env import Environments
+from corrente.config.load import dump_config, load_config, parse_config
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
-from corrente.playing import Environments
+from corrente.models.limits import context
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,12 +29,12 @@ ROOT = Path(__file__).parents[2]
 def _load(tmp_path: Path, text: str, *overrides: str) -> c.RunConfig:
     path = tmp_path / "config.toml"
     path.write_text(text)
-    return loading.load(path, overrides)
+    return load_config(path, overrides)
 
 
 def _refusal(tmp_path: Path, text: str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        loading.check(_load(tmp_path, text, *overrides))
+        check_config(_load(tmp_path, text, *overrides))
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -155,11 +157,11 @@ def test_missing_required_key_is_named(tmp_path: Path):
 
 def test_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="does not exist"):
-        loading.load(tmp_path / "nothing.toml")
+        load_config(tmp_path / "nothing.toml")
     assert "not valid TOML" in _refusal(tmp_path, "[run\nsteps = 3")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
-        loading.load(tmp_path / "binary.toml")
+        load_config(tmp_path / "binary.toml")
 
 
 def test_kind_left_out_is_the_default_kind(tmp_path: Path):
@@ -201,7 +203,7 @@ def test_buffer_kind_that_fixes_staleness_refuses_another_bound(tmp_path: Path, 
 def test_stream_refuses_a_bound_it_does_not_have_and_needs_one_it_has(tmp_path: Path):
     assert "no such limit" in _refusal(tmp_path, "", "buffer.kind=stream", "staleness.max=2")
     assert "staleness.reject or staleness.mask" in _refusal(tmp_path, "", "buffer.kind=stream")
-    loading.check(_load(tmp_path, "", "buffer.kind=stream", "staleness.mask=2"))
+    check_config(_load(tmp_path, "", "buffer.kind=stream", "staleness.mask=2"))
 
 
 def test_one_process_has_one_engine_and_only_embedded_ones_join(tmp_path: Path):
@@ -218,7 +220,7 @@ def test_path_beside_the_config_file_is_found(tmp_path: Path):
     config = _load(
         tmp_path, '[prompts]\nkind = "jsonl"\npath = "rows.jsonl"\n[reward]\nfunctions = ["mine.py:good", "exact_line"]'
     )
-    loading.check(config)
+    check_config(config)
     assert config.prompts == c.Jsonl(path=str(tmp_path / "rows.jsonl"))
     assert config.reward.functions == (f"{tmp_path / 'mine.py'}:good", "exact_line")
 
@@ -246,12 +248,12 @@ def test_dump_loads_to_the_same_config(tmp_path: Path):
         ),
         *("sampling.stop_token_ids=[1, 2]", "reward.weights=[0.5]", "run.name=é ☃"),
     )
-    assert _load(tmp_path, loading.dump(config, notes=["a note"])) == config
+    assert _load(tmp_path, dump_config(config, notes=["a note"])) == config
     for override in (["buffer.kind=none"], ["buffer.kind=double"], ["buffer.kind=stream", "staleness.mask=1"]):
         config = _load(tmp_path, "", *override)
-        assert _load(tmp_path, loading.dump(config)) == config
+        assert _load(tmp_path, dump_config(config)) == config
     config = _load(tmp_path, "", "prompts.kind=jsonl", "prompts.path=/tmp/x", "runtime.kind=inline")
-    assert _load(tmp_path, loading.dump(config)) == config
+    assert _load(tmp_path, dump_config(config)) == config
 
 
 @given(
@@ -265,7 +267,7 @@ def test_dump_loads_to_the_same_config(tmp_path: Path):
     )
 )
 def test_dump_survives_any_text_and_number(config: c.RunConfig):
-    assert loading.parse(tomllib.loads(loading.dump(config))) == config
+    assert parse_config(tomllib.loads(dump_config(config))) == config
 
 
 def test_dump_of_free_tables_loads_to_the_same_config():
@@ -273,8 +275,8 @@ def test_dump_of_free_tables_loads_to_the_same_config():
         chat.template_kwargs = {day = 2026-11-30, "a \\" b" = {"" = [1, {x = 0.5}]}}
         reward.scorers = [{kind = "teacher", path = "m", where = {"Problem Type" = "a", "meta.kind" = true}}]
     """
-    config = loading.parse(tomllib.loads(text))
-    assert loading.parse(tomllib.loads(loading.dump(config))) == config
+    config = parse_config(tomllib.loads(text))
+    assert parse_config(tomllib.loads(dump_config(config))) == config
 
 
 @pytest.mark.parametrize(
@@ -283,11 +285,11 @@ def test_dump_of_free_tables_loads_to_the_same_config():
 )
 def test_what_a_config_file_cannot_hold_is_refused(value: object, name: str):
     with pytest.raises(ConfigError, match=re.escape(f"{name} = ") + ".* that a config file can hold"):
-        loading.parse({"chat": {"template_kwargs": {"a": value}}})
+        parse_config({"chat": {"template_kwargs": {"a": value}}})
 
 
 def test_a_tuple_in_a_free_table_is_the_list_it_is_loaded_as():
-    assert loading.parse({"chat": {"template_kwargs": {"a": (1, (2,))}}}).chat.template_kwargs == {"a": [1, [2]]}
+    assert parse_config({"chat": {"template_kwargs": {"a": (1, (2,))}}}).chat.template_kwargs == {"a": [1, [2]]}
 
 
 @given(
@@ -300,7 +302,7 @@ def test_a_tuple_in_a_free_table_is_the_list_it_is_loaded_as():
 )
 def test_dump_survives_any_free_table(kwargs: dict[str, object]):
     config = c.RunConfig(chat=c.Chat(template_kwargs=kwargs))
-    assert loading.parse(tomllib.loads(loading.dump(config))) == config
+    assert parse_config(tomllib.loads(dump_config(config))) == config
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ def test_dump_survives_any_free_table(kwargs: dict[str, object]):
 )
 def test_value_of_another_shape_is_refused(tables: dict[str, dict[str, object]], words: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=words):
-        loading.parse(tables, beside=tmp_path)
+        parse_config(tables, beside=tmp_path)
 
 
 def test_every_key_has_words_for_what_it_allows():
@@ -333,11 +335,12 @@ import sys
 import tomllib
 for name in ("torch", "transformers", "accelerate", "gguf"):
     sys.modules[name] = None
-from corrente import loading
+from corrente.config.load import dump_config, load_config
+from corrente.entrypoints.checks import check_config
 for file in {sorted(str(p) for p in (ROOT / "examples").glob("*.toml"))!r}:
-    config = loading.load(file)
-    loading.check(config)
-    loading.dump(config)
+    config = load_config(file)
+    check_config(config)
+    dump_config(config)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
@@ -391,7 +394,7 @@ def test_combination_that_cannot_work_is_refused(tmp_path: Path, overrides: list
 
 
 def test_window_as_large_as_the_buffer_is_accepted(tmp_path: Path):
-    loading.check(_load(tmp_path, "", "buffer.window=16"))
+    check_config(_load(tmp_path, "", "buffer.window=16"))
 
 
 def test_run_folder_below_a_file_is_refused(tmp_path: Path):
@@ -419,24 +422,24 @@ def test_budget_that_a_model_has_no_positions_for_is_refused(tmp_path: Path):
             message = _refusal(tmp_path, "", f"model.path={model}", f"sampling.max_tokens={fits + 1}")
             assert f"the engine takes {fits + 1} tokens" in message
             here = (f"model.path={model}", f"sampling.max_tokens={fits}")
-            loading.check(_load(tmp_path, "", *here, f"engine.max_context={fits + 1}"))
+            check_config(_load(tmp_path, "", *here, f"engine.max_context={fits + 1}"))
             message = _refusal(tmp_path, "", *here, f"engine.max_context={fits + 2}")
             assert f"engine.max_context = {fits + 2}: {model} has {fits + 1} positions" in message
 
 
 def test_directory_or_bytes_in_place_of_a_config_file_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="is a directory; give a TOML file"):
-        loading.load(tmp_path)
+        load_config(tmp_path)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
-        loading.load(tmp_path / "bytes.toml")
+        load_config(tmp_path / "bytes.toml")
 
 
 def test_model_directory_needs_a_config(tmp_path: Path):
     assert "no config.json" in _refusal(tmp_path, "", f"model.path={tmp_path}")
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / file).write_text("{}")
-    loading.check(_load(tmp_path, "", f"model.path={tmp_path}"))
+    check_config(_load(tmp_path, "", f"model.path={tmp_path}"))
 
 
 def _with_rows(tmp_path: Path, rows: str, *overrides: str) -> str:
@@ -482,12 +485,12 @@ def test_reward_module_that_fails_to_import_is_one_line(tmp_path: Path):
 def test_infinite_temperature_is_refused():
     config = c.RunConfig(sampling=c.Sampling(temperature=math.inf))
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        loading.check(config)
+        check_config(config)
 
 
 def test_pass_at_more_than_there_are_samples_is_refused():
     with pytest.raises(ConfigError, match=r"eval.pass_at = \[1, 4\]: pass@4 needs at least 4 samples.*is 2"):
-        loading.check(loading.parse({}, ["eval.pass_at=[1, 4]", "eval.samples=2"]))
+        check_config(parse_config({}, ["eval.pass_at=[1, 4]", "eval.samples=2"]))
 
 
 def test_threads_no_machine_has_and_stop_ids_no_model_has_are_refused(tmp_path: Path):
@@ -498,7 +501,7 @@ def test_threads_no_machine_has_and_stop_ids_no_model_has_are_refused(tmp_path: 
     for name in ("model.safetensors", "tokenizer.json"):
         (model / name).touch()
     (model / "config.json").write_text('{"vocab_size": 296}')
-    loading.check(_load(tmp_path, "", f"model.path={model}", "sampling.stop_token_ids=[295]"))
+    check_config(_load(tmp_path, "", f"model.path={model}", "sampling.stop_token_ids=[295]"))
     message = _refusal(tmp_path, "", f"model.path={model}", "sampling.stop_token_ids=[3, 296]")
     assert "sampling.stop_token_ids = [3, 296]" in message
     assert "has 296 tokens, so 296 is never sampled" in message
@@ -514,4 +517,4 @@ def test_toml_that_python_cannot_hold_is_refused(tmp_path: Path, text: str):
 def test_a_byte_order_mark_is_no_part_of_a_config(tmp_path: Path):
     path = tmp_path / "windows.toml"
     path.write_bytes(b"\xef\xbb\xbf[run]\r\nsteps = 7\r\n")
-    assert loading.load(path).run.steps == 7
+    assert load_config(path).run.steps == 7

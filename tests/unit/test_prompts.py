@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corrente import codec
 from corrente import config as c
+from corrente.common import serialization
+from corrente.data.types import Prompt
 from corrente.errors import ConfigError
 from corrente.prompts.arithmetic import ArithmeticPrompts, held_out_prompts, is_held_out, shots
 from corrente.prompts.base import Prompts
 from corrente.prompts.build import build, build_eval
 from corrente.prompts.seeds import SeedPrompts, held_out_seeds
 from corrente.testing.stages import check_prompts
-from corrente.types import Prompt
 
 
 def encode(text: str) -> list[int]:
@@ -121,7 +121,9 @@ def test_seeds_of_training_are_never_held_out_and_can_be_kept_whatever_the_runs_
     numbers = [p.fields["seed"] for p in trained]
     assert not held_out & set(numbers)
     assert numbers == list(range(numbers[0], numbers[0] + 100))
-    assert [codec.decode(codec.encode(p), Prompt).fields for p in trained] == [p.fields for p in trained]
+    assert [serialization.decode(serialization.encode(p), Prompt).fields for p in trained] == [
+        p.fields for p in trained
+    ]
 
 
 # ---- jsonl -------------------------------------------------------------------------------------------------------------------

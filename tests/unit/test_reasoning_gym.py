@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from corrente.checks import check
 from corrente.config import ReasoningGym, RunConfig
+from corrente.config.load import parse_config
+from corrente.data.types import Prompt
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
-from corrente.loading import parse
 from corrente.prompts.build import build, build_eval
-from corrente.types import Prompt
 
 pytest.importorskip("reasoning_gym", reason="pip install reasoning-gym")
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ def _config(**prompts: object) -> RunConfig:
         "prompts": {"kind": "reasoning_gym", "tasks": list(TASKS), **prompts},
         "reward": {"functions": ["reasoning_gym"]},
     }
-    return parse(tables)
+    return parse_config(tables)
 
 
 def _encode(text: str) -> list[int]:
@@ -47,7 +47,9 @@ def test_tasks_depend_on_the_seed_and_their_number_alone():
 
 def test_held_out_tasks_are_others_and_the_same_for_every_run():
     held = build_eval(_config(), _encode)
-    other = build_eval(parse({"prompts": {"kind": "reasoning_gym", "tasks": list(TASKS)}, "run": {"seed": 5}}), _encode)
+    other = build_eval(
+        parse_config({"prompts": {"kind": "reasoning_gym", "tasks": list(TASKS)}, "run": {"seed": 5}}), _encode
+    )
     assert [p.text for p in held] == [p.text for p in other]
     trained = build(_config(), _encode)
     assert not {p.text for p in held} & {p.text for p in (trained.next() for _ in range(64)) if p}
@@ -110,12 +112,12 @@ def test_options_reach_the_dataset():
 def test_wrong_tasks_are_refused_before_a_model_loads(prompts: dict[str, object], message: str, tmp_path):
     config = _config(**prompts)
     with pytest.raises(ConfigError, match=message):
-        check(config)
+        check_config(config)
 
 
 def test_reward_needs_the_columns():
     with pytest.raises(ConfigError, match="task"):
-        check(parse({"reward": {"functions": ["reasoning_gym"]}}))
+        check_config(parse_config({"reward": {"functions": ["reasoning_gym"]}}))
 
 
 def test_config_section_has_defaults():

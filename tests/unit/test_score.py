@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from corrente.common.threads import DaemonThreads, inline
 from corrente.config import Reward, RunConfig
+from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
 from corrente.errors import ConfigError
-from corrente.offload import DaemonThreads, inline
 from corrente.score.base import Mark
 from corrente.score.build import open_scorer
 from corrente.score.builtins import exact_line, exact_match
@@ -29,7 +30,6 @@ from corrente.score.functions import CALLS_AT_ONCE, FunctionScorer, members
 from corrente.score.resolve import accepted, distinct_names, name_of, needed, resolve
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
-from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
 
 
 def _episode(index: int, text: str, **values: Any) -> Episode:
@@ -509,7 +509,7 @@ def test_stuck_reward_does_not_keep_the_process_from_ending():
     code = """
 import anyio, threading
 from corrente.score.functions import FunctionScorer
-from corrente.types import Episode, Group, Prompt
+from corrente.data.types import Episode, Group, Prompt
 import numpy as np
 def stuck(completions):
     threading.Event().wait()

@@ -9,27 +9,28 @@ from typing import Any
 
 import pytest
 
-from corrente import loading
 from corrente.config import RunConfig
+from corrente.config.load import dump_config, load_config, parse_config
+from corrente.config.rewards import FunctionScorer, JudgeScorer, TeacherScorer
+from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.score import checks
 from corrente.score.build import names, sees_environments, terms
 from corrente.score.functions import CALLS_AT_ONCE
 from corrente.score.panel import Terms
-from corrente.scoring import FunctionScorer, JudgeScorer, TeacherScorer
 
 JUDGE = {"kind": "judge", "url": "http://h/v1", "model": "m"}
 
 
 def parse(*scorers: Any, **reward: Any) -> RunConfig:
-    return loading.parse({"reward": {**reward, "scorers": list(scorers)}})
+    return parse_config({"reward": {**reward, "scorers": list(scorers)}})
 
 
 def test_functions_are_empty_by_default_where_there_are_scorers():
-    assert loading.parse({}).reward.functions == ("exact_line",)
+    assert parse_config({}).reward.functions == ("exact_line",)
     assert parse(JUDGE).reward.functions == ()
     assert parse(JUDGE, functions=["exact_match"]).reward.functions == ("exact_match",)
-    given = loading.parse({}, ['reward.scorers=[{kind="judge", url="http://h/v1", model="m"}]'])
+    given = parse_config({}, ['reward.scorers=[{kind="judge", url="http://h/v1", model="m"}]'])
     assert given.reward.functions == ()
 
 
@@ -39,7 +40,7 @@ def test_scorers_survive_a_dump():
         {"kind": "function", "function": "format_match", "options": {"pattern": "a.*\n", "n": [1, 2.5]}},
         {"kind": "teacher", "path": "somewhere", "top": 4, "failure": "none"},
     )
-    again = loading.parse(tomllib.loads(loading.dump(config)))
+    again = parse_config(tomllib.loads(dump_config(config)))
     assert again == config
     judge, function, teacher = again.reward.scorers
     assert isinstance(judge, JudgeScorer)
@@ -54,7 +55,7 @@ def test_files_and_models_beside_the_config_are_found_there(tmp_path: Path):
         '[[reward.scorers]]\nkind = "process"\nfunction = "mine.py:score"\n'
         '[[reward.scorers]]\nkind = "reward_model"\npath = "rm"\n'
     )
-    process, model = loading.load(tmp_path / "run.toml").reward.scorers
+    process, model = load_config(tmp_path / "run.toml").reward.scorers
     assert process.function == f"{tmp_path}/mine.py:score"  # type: ignore[union-attr]
     assert model.path == str(tmp_path / "rm")  # type: ignore[union-attr]
 
@@ -155,7 +156,7 @@ def test_needs_of_functions_and_judges_are_columns():
 )
 def test_wrong_scorer_is_refused_in_one_line(scorer: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message) as caught:
-        loading.check(parse(scorer, functions=["exact_line"]))
+        check_config(parse(scorer, functions=["exact_line"]))
     assert "\n" not in str(caught.value)
 
 
@@ -187,9 +188,9 @@ def test_reward_needs_something_that_gives_one(tmp_path: Path):
 def test_column_that_functions_are_given_anyway_is_refused(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": "b", "trainer_state": 1}\n')
-    config = loading.parse({"prompts": {"kind": "jsonl", "path": str(rows)}})
+    config = parse_config({"prompts": {"kind": "jsonl", "path": str(rows)}})
     with pytest.raises(ConfigError, match="rename the column 'trainer_state'"):
-        loading.check(config)
+        check_config(config)
 
 
 def test_process_that_asks_for_environments_is_refused(tmp_path: Path):

@@ -15,11 +15,11 @@ from tests.unit.score_samples import group
 from tests.unit.vllm_fake import DROP, Asked, Fake, Handler, Say, serving
 
 from corrente.config import RunConfig
+from corrente.config.load import parse_config
+from corrente.data.types import Group
 from corrente.errors import ConfigError
-from corrente.loading import parse
 from corrente.score.build import open_scorer
 from corrente.score.judge import Scale, fields_of
-from corrente.types import Group
 
 
 def says(text: str | None) -> Say:
@@ -53,7 +53,7 @@ def judged(
 
 
 def config(scorer: dict[str, Any]) -> RunConfig:
-    return parse({"reward": {"scorers": [scorer]}})
+    return parse_config({"reward": {"scorers": [scorer]}})
 
 
 def test_each_completion_is_asked_about_and_the_number_is_scaled(monkeypatch: pytest.MonkeyPatch):

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from tests.unit.score_samples import group
 
-from corrente import codec
+from corrente.common import serialization
+from corrente.common.threads import inline
+from corrente.config.rewards import RewardModelScorer
+from corrente.data.types import Group, StepScore
 from corrente.errors import ConfigError
-from corrente.offload import inline
 from corrente.score.base import Mark
 from corrente.score.batching import Batcher, pick
 from corrente.score.build import terms
@@ -24,10 +26,8 @@ from corrente.score.messages import Judge, Judged, Opinion, Sample
 from corrente.score.meter import percentile
 from corrente.score.models import ModelProcess, RewardModelSource
 from corrente.score.panel import HOPELESS, Panel, Terms
-from corrente.scoring import RewardModelScorer
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
-from corrente.types import Group, StepScore
 
 
 class Source:
@@ -222,7 +222,7 @@ def test_what_is_logged_can_be_written_whatever_it_is():
     assert first == {"number": 0.5, "other": "<class 'object'>", "nested": {"a": [1, None]}}
     assert second == {"number": 3, "other": str(1 << 80), "nested": "[0. 0.]"}
     json.dumps([first, second])
-    codec.encode(result)
+    serialization.encode(result)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tests.unit.vllm_fake import Asked, Fake, Handler, Say, serving
 
+from corrente.config.load import parse_config
+from corrente.data.types import Scores
 from corrente.errors import ConfigError, RewardError
-from corrente.loading import parse
 from corrente.score import checks, vocabulary
 from corrente.score.build import names
 from corrente.score.endpoint import Endpoint
 from corrente.score.served import ServedTeacher
-from corrente.types import Scores
 
 TOKENS = np.array([3, 5, 4], np.int32)
 
@@ -110,7 +110,7 @@ def test_refusal_is_final_and_trouble_is_tried_again():
 
 def config(**keys: Any) -> Any:
     scorer = {"kind": "teacher_server", "url": "http://h/v1", "model": "m", "tokenizer": "somewhere", **keys}
-    return parse({"reward": {"functions": ["exact_line"], "scorers": [scorer]}})
+    return parse_config({"reward": {"functions": ["exact_line"], "scorers": [scorer]}})
 
 
 def test_wrong_server_is_refused(tmp_path: Path):

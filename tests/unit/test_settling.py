@@ -11,7 +11,7 @@ import corrente
 
 PROGRAM = """
 import os, signal, socket, subprocess, sys, time
-from corrente.settling import settle
+from corrente.common.child_process import settle
 
 ours, theirs = socket.socketpair()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})

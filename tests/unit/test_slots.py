@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from corrente.engine.base import EngineStats
+from corrente.data.types import ApplyMode
 from corrente.errors import SyncError
-from corrente.sync.base import ApplyMode, Exported, InPlace, Offer, Order, Update
+from corrente.sync.base import Exported, InPlace, Offer, Order, Update
 from corrente.sync.slots import SlotSync
 from corrente.testing import run_virtual
 
@@ -51,8 +51,8 @@ class Ends:
     def members(self) -> int:
         return self.engines
 
-    async def stats(self) -> EngineStats:
-        return EngineStats(version=0)
+    async def held(self) -> int | None:
+        return 0
 
 
 def _play(

@@ -11,25 +11,26 @@ import pytest
 from corrente import errors
 
 PUBLIC = {
-    "types": "Batch Completion Episode Group Lesson Prompt Request Row Sampling Scores Span StepScore Taught Turn concat_tokens",
-    "parts": "Checkpoints Outcome Parts Plan Snapshot Unfinished",
-    "pipeline": "Pipeline run",
-    "assemble": "build_buffer build_inflight build_staleness eval_sampling main open_parts plan run_folder",
-    "evaluating": "evaluate of_checkpoint of_model",
-    "config": "Alarm Barrier Cancel Chat Checkpoint Double Drain Embedded Eval "
-    "Filter Full Inline Learner Limits Lora LoraMerged Model NoBuffer Observe Pool "
-    "Procs Recompute Resume Reward Run RunConfig Single Snapshot Stream Swap Vllm Window",
-    "given": "Given",
-    "hub": "card push stage upload",
+    "data.types": "Batch Completion Episode Group Lesson Prompt Request Row Sampling Scores Span StepScore Taught Turn "
+    "concat_tokens",
+    "controller.parts": "Checkpoints Outcome Parts",
+    "controller.plan": "Plan",
+    "controller.snapshot": "Snapshot Unfinished",
+    "controller.pipeline": "Pipeline run",
+    "entrypoints.assemble": "build_buffer build_inflight build_staleness derive_plan eval_sampling open_parts",
+    "entrypoints.train": "run_training",
+    "entrypoints.evaluate": "config_of_checkpoint config_of_model run_evaluation",
+    "entrypoints.inputs": "Given",
+    "entrypoints.export": "card push stage upload",
+    "config": "Alarm Algo Arithmetic ArithmeticSource Barrier Cancel Chat Checkpoint Collective CudaIpc Dataset Disk Distill "
+    "Double Drain Embedded Environments Eval Filter Full FunctionScorer GivenRows Http Inline Inproc Jsonl "
+    "JsonlSource JudgeScorer Learner Limits Lora LoraMerged Mixture Model ModelScorer NoBuffer Observe Parquet "
+    "ParquetSource Pool ProcessRewardScorer ProcessScorer Procs ReasoningGym Recompute Resume Reward "
+    "RewardModelScorer Rules Run RunConfig Sampling ScorerConfig Seeds SelfTeacherScorer ServedTeacherScorer Shm "
+    "Single SingleTurn Snapshot Staleness Stream Swap TeacherScorer Teaching Tools Vllm VllmNccl Window "
+    "temperature_of",
     "env.environment": "Environment Observation",
-    "playing": "Environments Rules SingleTurn Tools",
-    "transports": "Collective CudaIpc Disk Http Inproc Shm VllmNccl",
     "trl": "AsyncGRPOConfig AsyncGRPOTrainer GRPOConfig GRPOTrainer",
-    "teaching": "Algo Distill Staleness",
-    "sources": "Arithmetic ArithmeticSource Dataset GivenRows Jsonl JsonlSource Mixture Parquet ParquetSource ReasoningGym "
-    "Seeds",
-    "scoring": "FunctionScorer JudgeScorer ModelScorer ProcessRewardScorer ProcessScorer RewardModelScorer SelfTeacherScorer "
-    "ServedTeacherScorer TeacherScorer temperature_of",
     "testing": "ContractError EngineCase LearnerCase Simulation SyncCase World check_buffer check_engine check_env "
     "check_inflight check_learner check_prompts check_scorer check_sink check_staleness check_sync run_virtual simulate",
 }

@@ -15,7 +15,10 @@ import msgspec
 import pytest
 from tests.unit.talking import PLAIN, WITH_TOOLS, ByteTokenizer
 
+from corrente.common.threads import DaemonThreads, contained, inline
 from corrente.config import Chat, RunConfig
+from corrente.config.env import Environments, Tools
+from corrente.data.types import Sampling
 from corrente.env import build, checks
 from corrente.env.calls import Call
 from corrente.env.conversation import Conversation
@@ -24,11 +27,7 @@ from corrente.env.single import SingleTurn
 from corrente.env.stage import Stage
 from corrente.env.tools import Toolbox, schema
 from corrente.errors import ConfigError, RolloutError
-from corrente.given import Given
-from corrente.offload import DaemonThreads, contained, inline
-from corrente.playing import Environments, Tools
 from corrente.prompts.chat import ChatTemplate
-from corrente.types import Sampling
 
 
 def double(number: int) -> int:
@@ -171,7 +170,7 @@ def test_process_ends_though_a_tool_hangs():
     code = (
         "import anyio, threading\n"
         "from corrente.env.calls import Call\nfrom corrente.env.tools import Toolbox\n"
-        "from corrente.offload import DaemonThreads\n"
+        "from corrente.common.threads import DaemonThreads\n"
         "def hang():\n    threading.Event().wait()\n"
         "async def main():\n"
         "    box = Toolbox([hang], offload=DaemonThreads(limit=1), deadline_s=0.05)\n"
@@ -244,7 +243,7 @@ def opened(
     async def main() -> dict[str, Any]:
         async with build.open_env(
             config,
-            given=Given(**given),
+            **given,
             chat=ChatTemplate(tokenizer, Chat()),  # type: ignore[arg-type]
             tokenizer=tokenizer,
             samplings={"train": Sampling(), "eval": Sampling(temperature=0.0)},
@@ -257,7 +256,7 @@ def opened(
 
 def test_tool_that_is_no_function_is_refused_before_anything_is_made():
     with pytest.raises(ConfigError, match=r"tools: 'double' given; each must be a function"):
-        checks.check(RunConfig(), Given(tools=["double"]))  # type: ignore[list-item]
+        checks.check(RunConfig(), tools=["double"])  # type: ignore[list-item]
 
 
 def test_nothing_given_is_a_single_turn(tmp_path: Path):
@@ -326,4 +325,4 @@ def test_kept_history_is_refused_where_the_template_does_not_show_it(tmp_path: P
 def test_what_cannot_be_played_is_refused_by_key(env: Any, given: dict[str, Any], message: str):
     config = RunConfig(env=env, engine=msgspec.structs.replace(RunConfig().engine, max_context=99))
     with pytest.raises(ConfigError, match=message):
-        checks.check(config, Given(**given))
+        checks.check(config, **given)

@@ -6,11 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from corrente import codec
-from corrente.ledger import LedgerState
-from corrente.parts import Plan, Snapshot, Unfinished
-from corrente.transcript import Answer, Transcript, transcripts
-from corrente.types import Completion, Request, Sampling, Span
+from corrente.common import serialization
+from corrente.controller.ledger import LedgerState
+from corrente.controller.partial_rollout import Answer, Transcript, transcripts
+from corrente.controller.plan import Plan
+from corrente.controller.snapshot import Snapshot, Unfinished
+from corrente.data.types import Completion, Request, Sampling, Span
 
 
 def request(*tokens: int, seed: int = 1, id: str = "0/0") -> Request:
@@ -106,7 +107,7 @@ def _tokens(answer: Answer) -> list[int]:
 def test_records_survive_the_codec() -> None:
     answers = ((Answer(request=request(1, 2), completion=part(3, 4, version=6)),), (Answer(request=request(1, 2)),))
     snapshot = _snapshot(Unfinished(prompt_id="0/0", answers=answers), version=6)
-    back = codec.decode(codec.encode(snapshot), Snapshot).unfinished[0].answers
+    back = serialization.decode(serialization.encode(snapshot), Snapshot).unfinished[0].answers
     assert _tokens(back[0][0]) == [3, 4]
     assert back[0][0].request.tokens.tolist() == [1, 2]
     assert back[0][0].oldest_version == 6

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrente.tree import fold
+from corrente.data.prefix_tree import fold
 
 sequences = st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=8)
 

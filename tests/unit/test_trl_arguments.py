@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from transformers import HfArgumentParser, TrainingArguments
 
-from corrente import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer, checks, schema
+from corrente import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer
 from corrente.algo import checks as algo_checks
-from corrente.config import Embedded, Http, Inline, NoBuffer, Procs, RunConfig, Vllm, Window
+from corrente.config import Embedded, Http, Inline, NoBuffer, Procs, RunConfig, Vllm, Window, schema
+from corrente.entrypoints.checks import check_config
+from corrente.entrypoints.inputs import Given
 from corrente.errors import ConfigError
-from corrente.given import Given
 from corrente.trl.argument import Argument
 from corrente.trl.config import ARGUMENTS, PASSED_ON
 from corrente.trl.methods import ASYNC, GRPO, SHARED
@@ -472,7 +473,7 @@ def test_config_with_defaults_passes_every_check(cls: Any, loss: str, tmp_path: 
     args = cls(output_dir=str(tmp_path), loss_type=loss, **more)
     given = Given(reward_functions=(lambda completions: [0.0] * len(completions),), train_dataset=[{"prompt": "x"}])
     config = translate(args, Facts(model="smollm2-135m-instruct", rows=4, tables={"reward.functions": []}))
-    checks.check(config, given)
+    check_config(config, given)
 
 
 def test_page_is_current():

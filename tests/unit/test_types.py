@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corrente.data.types import Batch, Completion, Request, Row, Sampling, Span, concat_tokens
 from corrente.errors import AlignmentError
 from corrente.testing.samples import completion, episode, group
-from corrente.types import Batch, Completion, Request, Row, Sampling, Span, concat_tokens
 
 
 def build(count: int, spans: tuple[Span, ...], logprobs: int | None = None) -> Completion:

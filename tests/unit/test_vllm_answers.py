@@ -16,6 +16,7 @@ from tests.unit.test_vllm_client import PROMPT, Handler, ask, generating
 from tests.unit.vllm_fake import Asked, Fake, Say, piece, serving
 
 from corrente import config as c
+from corrente.data.types import Sampling
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.answers import routing
 from corrente.engine.vllm.checks import check
@@ -23,7 +24,6 @@ from corrente.engine.vllm.client import Client, opened
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.errors import AlignmentError, ConfigError, GenerationError
 from corrente.sync.base import Update
-from corrente.types import Sampling
 
 __all__ = ["python"]
 

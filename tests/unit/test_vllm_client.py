@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.unit.vllm_fake import DROP, Asked, Fake, Handler, Say, piece, refusal, serving
 
+from corrente.data.types import Request, Sampling
 from corrente.engine.vllm import client as clients
 from corrente.engine.vllm import launcher
 from corrente.engine.vllm.client import Client, opened
@@ -22,7 +23,6 @@ from corrente.engine.vllm.engine import VllmEngine
 from corrente.errors import AlignmentError, ConfigError, GenerationError, SyncError, WorkerDied, root_cause
 from corrente.sync.base import InPlace, Update
 from corrente.testing import run_virtual
-from corrente.types import Request, Sampling
 
 LAYOUT = {"slabs": [{"name": "w", "shape": [2], "dtype": "float32", "offset": 0, "sources": ["w"], "transpose": False}]}
 PROMPT = np.array([5, 6, 7], np.int32)

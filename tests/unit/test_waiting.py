@@ -3,18 +3,18 @@
 import anyio
 import pytest
 
-from corrente.budget import FailureBudget
+from corrente.common.waiting import Bell, Waits
 from corrente.config import Limits
+from corrente.controller.failure_budget import FailureBudget
+from corrente.controller.journal import Journal
+from corrente.controller.parts import Parts
+from corrente.controller.watchdog import watch
 from corrente.errors import FailureBudgetError, StallError
-from corrente.journal import Journal
 from corrente.observe.fanout import Fanout
-from corrente.parts import Parts
 from corrente.sim.parts import RecordingSink
 from corrente.testing import World
 from corrente.testing.clock import run_virtual
 from corrente.testing.world import build, flow
-from corrente.waiting import Bell, Waits
-from corrente.watchdog import watch
 
 
 def test_bell_wakes_every_waiter_whose_condition_holds():

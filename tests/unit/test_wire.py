@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from corrente import errors
 from corrente.config import Double, RunConfig, Swap
+from corrente.data.types import Batch, Completion, Floats, Request, Row, Sampling, Span
 from corrente.runtime import wire
 from corrente.sync import base
 from corrente.sync.base import Exported, Order, Update
-from corrente.types import Batch, Completion, Floats, Request, Row, Sampling, Span
 
 
 def _carried(body: wire.Body) -> wire.Body:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.types import Episode
+from corrente.data.types import Episode
 
 Shares = Mapping[str, NDArray[np.float64]]
 """By agent, the advantage of each token it sampled (T,), turn after turn."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.types import Batch, Group
+from corrente.data.types import Batch, Group
 
 if TYPE_CHECKING:
     from torch import Tensor

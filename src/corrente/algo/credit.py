@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corrente.algo.advantages import grpo, rloo
-from corrente.types import Episode, Floats, StepScore
+from corrente.data.types import Episode, Floats, StepScore
 
 
 def places(episode: Episode) -> dict[int, int]:

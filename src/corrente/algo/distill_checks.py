@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from corrente import scoring as s
 from corrente.algo.traits import TRAITS
 from corrente.config import Distill, Embedded, RunConfig
+from corrente.config import rewards as s
 from corrente.errors import ConfigError
 
 FOLLOWED = ("inproc", "shm", "disk", "http")

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corrente.algo.advantages import STD_EPS, grpo, is_flat, rloo, spread
-from corrente.types import Floats
+from corrente.data.types import Floats
 
 Rewards = Sequence[NDArray[np.float64]]
 Lengths = Sequence[NDArray[np.int64]]

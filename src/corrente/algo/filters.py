@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corrente.config import Filter
-from corrente.types import Episode
+from corrente.data.types import Episode
 
 GRAM = 4
 

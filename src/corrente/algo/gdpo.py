@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corrente.algo.advantages import STD_EPS, grpo, is_flat, spread
-from corrente.types import Episode, Floats
+from corrente.data.types import Episode, Floats
 
 
 def table(episodes: Sequence[Episode], names: Sequence[str]) -> NDArray[np.float64]:

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corrente.algo.lessons import lessons
+from corrente.data.routing import Experts, nowhere
+from corrente.data.support import join_supports
+from corrente.data.types import Completion, Episode, Row, Turn, concat_tokens
 from corrente.errors import AlignmentError
-from corrente.kept import Experts, join_supports, nowhere
-from corrente.types import Completion, Episode, Row, Turn, concat_tokens
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

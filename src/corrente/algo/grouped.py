@@ -25,9 +25,9 @@ from corrente.algo.advantages import as_rewards, is_flat
 from corrente.algo.estimators import ESTIMATORS
 from corrente.algo.traits import TRAITS
 from corrente.config import Reward, RunConfig
+from corrente.config.rewards import Teaching
+from corrente.data.types import Batch, Episode, Floats, Group, Row
 from corrente.errors import AlignmentError
-from corrente.scoring import Teaching
-from corrente.types import Batch, Episode, Floats, Group, Row
 
 WITHOUT_GROUP = ("reinforce_pp",)
 """Estimators that compare an episode with the whole step: a group of one, or of equal rewards, teaches as any other."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from corrente.data.types import Episode, Lesson, Mask
 from corrente.errors import AlignmentError
-from corrente.types import Episode, Lesson, Mask
 
 
 def lessons(episode: Episode, mask: Mask, starts: Mapping[int, int]) -> tuple[Lesson, ...]:

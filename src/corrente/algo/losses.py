@@ -24,7 +24,7 @@ from corrente.algo.policy import Seen, Value
 from corrente.algo.rows import Rows
 from corrente.algo.traits import TRAITS, Aggregation, proximal_of
 from corrente.config import RunConfig
-from corrente.types import Batch
+from corrente.data.types import Batch
 
 
 class PolicyObjective:

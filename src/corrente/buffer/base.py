@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from corrente.types import Group
+from corrente.data.types import Group
 
 
 class Ticket(msgspec.Struct, frozen=True):

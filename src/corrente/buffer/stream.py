@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corrente.buffer.base import Occupancy, Ticket
+from corrente.common.waiting import Bell
+from corrente.data.types import Group
 from corrente.errors import EndOfStream, LedgerError
-from corrente.types import Group
-from corrente.waiting import Bell
 
 
 class StreamBuffer:

@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Literal
 
 from corrente.buffer.base import Occupancy, Ticket
+from corrente.common.waiting import Bell
+from corrente.data.types import Group
 from corrente.errors import EndOfStream, LedgerError
-from corrente.types import Group
-from corrente.waiting import Bell
 
 _Entry = Group | Literal["generating", "taken"]
 

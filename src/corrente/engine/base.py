@@ -7,10 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from corrente.sync.base import ApplyMode, Update
-from corrente.types import Completion, Request, Scores, Tokens
-
-__all__ = ["ApplyMode", "Engine", "EngineStats", "Update"]
+from corrente.data.types import Completion, Request, Scores, Tokens
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

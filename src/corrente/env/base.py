@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from corrente.data.types import LARGEST_REWARD, Completion, Prompt, Request, StepScore, Turn
 from corrente.errors import RolloutError
-from corrente.types import LARGEST_REWARD, Completion, Prompt, Request, StepScore, Turn
 
 Generate = Callable[[Request], Awaitable[Completion]]
 """The engine as an environment sees it."""

@@ -11,8 +11,12 @@ from typing import Any
 import anyio
 import msgspec
 
+from corrente.common.imports import import_callable
+from corrente.common.threads import DaemonThreads
 from corrente.config import Embedded, RunConfig
-from corrente.context import context
+from corrente.config.env import Environments, Rules, Tools
+from corrente.config.env import SingleTurn as Single
+from corrente.data.types import Sampling
 from corrente.env.base import Env
 from corrente.env.conversation import Conversation, Setting
 from corrente.env.pool import Pool, Tell
@@ -21,20 +25,19 @@ from corrente.env.stage import Stage
 from corrente.env.tools import Offload, run, schema, within
 from corrente.env.voice import Hf, Voice
 from corrente.errors import ConfigError
-from corrente.given import Given
-from corrente.named import find
-from corrente.offload import DaemonThreads
-from corrente.playing import Environments, Rules, Tools
-from corrente.playing import SingleTurn as Single
+from corrente.models.limits import context
 from corrente.prompts.base import Chat, Tool
-from corrente.types import Sampling
+
+EnvironmentFactory = Callable[[], Any] | Mapping[str, Callable[[], Any]]
 
 
 @asynccontextmanager
 async def open_env(
     config: RunConfig,
     *,
-    given: Given,
+    tools: Sequence[Callable[..., Any]] = (),
+    environment_factory: EnvironmentFactory | None = None,
+    env: Env | None = None,
     chat: Chat,
     tokenizer: Hf,
     samplings: Mapping[str, Sampling],
@@ -44,20 +47,20 @@ async def open_env(
 ) -> AsyncGenerator[dict[str, Env]]:
     """Yield an Env per entry of ``samplings``, which share their instances; on exit every instance is closed.
 
-    What is given replaces what the config names, and a config of a single turn is one of tools, or of an environment, where
-    those are given. ``shown``: reward functions look at what an episode was played in.
+    ``tools``, ``environment_factory`` and ``env`` replace what the config names. A config of a single turn is one of tools, or of
+    an environment, where those are given. ``shown``: reward functions look at what an episode was played in.
     ConfigError for tools that cannot be described and factories that make no environment.
     """
-    if given.env is not None:
-        yield dict.fromkeys(samplings, given.env)
+    if env is not None:
+        yield dict.fromkeys(samplings, env)
         return
-    rules = rules_of(config, given)
+    rules = rules_of(config, tools=tools, environment_factory=environment_factory)
     if isinstance(rules, Single):
         yield {name: SingleTurn(sampling) for name, sampling in samplings.items()}
         return
     opening = _Opening(rules, tell=tell, offload=offload or DaemonThreads(limit=rules.at_once))
     try:
-        settings = await opening.settings(given, chat, tokenizer)
+        settings = await opening.settings(chat, tokenizer, tools=tools, environment_factory=environment_factory)
         embedded = isinstance(config.engine, Embedded)
         room = context(Path(config.model.path), config.engine.max_context, windowed=embedded)
         yield {
@@ -70,12 +73,14 @@ async def open_env(
         await opening.close()
 
 
-def rules_of(config: RunConfig, given: Given) -> Single | Tools | Environments:
-    """The section that holds, once what is given is counted in."""
+def rules_of(
+    config: RunConfig, *, tools: Sequence[Callable[..., Any]], environment_factory: EnvironmentFactory | None
+) -> Single | Tools | Environments:
+    """The section that holds, once the tools and the factory that were handed over are counted in."""
     section = config.env
-    if given.environment_factory is not None and not isinstance(section, Environments):
+    if environment_factory is not None and not isinstance(section, Environments):
         return Environments(**_common(section))
-    if given.tools and isinstance(section, Single):
+    if tools and isinstance(section, Single):
         return Tools()
     return section
 
@@ -97,13 +102,20 @@ class _Opening:
         self._rules, self._tell, self._offload = rules, tell, offload
         self._pools: list[Pool] = []
 
-    async def settings(self, given: Given, chat: Chat, tokenizer: Hf) -> dict[str, Setting]:
+    async def settings(
+        self,
+        chat: Chat,
+        tokenizer: Hf,
+        *,
+        tools: Sequence[Callable[..., Any]],
+        environment_factory: EnvironmentFactory | None,
+    ) -> dict[str, Setting]:
         """By the name of the environment; "" where there is one for all."""
         rules = self._rules
-        named = [find(name, key="env.functions") for name in rules.functions]
-        functions = tuple(given.tools) or tuple(named)
+        named = [import_callable(name, key="env.functions") for name in rules.functions]
+        functions = tuple(tools) or tuple(named)
         out: dict[str, Setting] = {}
-        for name, factory in self._factories(given).items():
+        for name, factory in self._factories(environment_factory).items():
             limit = rules.instances if isinstance(rules, Environments) else 0
             pool = Pool(partial(self._make, factory, functions), limit=limit, tell=self._tell)
             self._pools.append(pool)
@@ -123,12 +135,11 @@ class _Opening:
             out[name] = Setting(pool=pool, voice=voice)
         return out
 
-    def _factories(self, given: Given) -> dict[str, Callable[[], Any] | None]:
-        factory: Any = given.environment_factory
+    def _factories(self, factory: Any) -> dict[str, Callable[[], Any] | None]:
         if factory is None:
             if not isinstance(self._rules, Environments):
                 return {"": None}
-            factory = partial(find(self._rules.factory, key="env.factory"), **self._rules.options)
+            factory = partial(import_callable(self._rules.factory, key="env.factory"), **self._rules.options)
         return dict(factory) if isinstance(factory, Mapping) else {"": factory}
 
     async def _make(self, factory: Callable[[], Any] | None, functions: tuple[Callable[..., Any], ...]) -> Stage:

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from corrente.common.imports import import_callable
 from corrente.config import RunConfig
+from corrente.config.env import Environments, SingleTurn, Tools
 from corrente.env import calls
+from corrente.env.base import Env
 from corrente.errors import ConfigError
-from corrente.given import NOTHING, Given
-from corrente.named import find
-from corrente.playing import Environments, SingleTurn, Tools
 
 __all__ = ["check"]
 
 
-def check(config: RunConfig, given: Given = NOTHING) -> None:
-    """Raise ConfigError for the first thing that cannot work. What is given counts as the config's."""
+def check(
+    config: RunConfig,
+    *,
+    tools: Sequence[Callable[..., Any]] = (),
+    environment_factory: Any = None,
+    env: Env | None = None,
+) -> None:
+    """Raise ConfigError for the first thing that cannot work. The objects that were handed over count as the config's."""
     section = config.env
-    if given.env is not None and (given.tools or given.environment_factory is not None):
+    if env is not None and (tools or environment_factory is not None):
         raise ConfigError(
             "env, tools and environment_factory are given: an env is played as it is; leave the other two out"
         )
-    _objects(given)
-    if isinstance(section, SingleTurn) or given.env is not None:
+    _objects(tools, environment_factory)
+    if isinstance(section, SingleTurn) or env is not None:
         return
     calls.verify(section.calls)
-    names = [find(name, key="env.functions").__name__ for name in section.functions]
+    names = [import_callable(name, key="env.functions").__name__ for name in section.functions]
     for at, name in enumerate(names):
         if name in names[:at]:
             raise ConfigError(f"env.functions: two tools are called {name!r}; the policy could not tell them apart")
-    if isinstance(section, Tools) and not section.functions and not given.tools and not given.environment_factory:
+    if isinstance(section, Tools) and not section.functions and not tools and not environment_factory:
         raise ConfigError('env.functions = []: env.kind = "tools" needs at least one')
-    if isinstance(section, Environments) and given.environment_factory is None:
+    if isinstance(section, Environments) and environment_factory is None:
         if not section.factory:
             raise ConfigError('env.factory = "": env.kind = "environment" needs something that makes one')
-        find(section.factory, key="env.factory")
+        import_callable(section.factory, key="env.factory")
     room = config.engine.max_context
     if room and section.max_total_tokens >= room:
         raise ConfigError(
@@ -43,11 +50,10 @@ def check(config: RunConfig, given: Given = NOTHING) -> None:
         )
 
 
-def _objects(given: Given) -> None:
-    for tool in given.tools:
+def _objects(tools: Sequence[Callable[..., Any]], factory: Any) -> None:
+    for tool in tools:
         if not callable(tool):
             raise ConfigError(f"tools: {tool!r} given; each must be a function, with type hints and a docstring")
-    factory = given.environment_factory
     if factory is None:
         return
     several = isinstance(factory, Mapping)

@@ -22,6 +22,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from corrente.config.env import Rules
+from corrente.data.types import Completion, Prompt, Request, Sampling, StepScore, Tokens, Turn
 from corrente.env.base import Generate, Played
 from corrente.env.dialogue import Dialogue, Said
 from corrente.env.environment import Observation
@@ -29,9 +31,7 @@ from corrente.env.pool import Pool
 from corrente.env.stage import Stage
 from corrente.env.voice import Voice
 from corrente.errors import GenerationError, RolloutError
-from corrente.playing import Rules
 from corrente.prompts.base import Message
-from corrente.types import Completion, Prompt, Request, Sampling, StepScore, Tokens, Turn
 
 COLUMN = "environment"
 """Says which environment a prompt is played in, where there are several."""

@@ -18,11 +18,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from corrente.data.types import Completion, Tokens, Turn
 from corrente.env.calls import Call
 from corrente.env.voice import Voice
 from corrente.errors import RolloutError
 from corrente.prompts.base import Message
-from corrente.types import Completion, Tokens, Turn
 
 History = Literal["rendered", "kept"]
 

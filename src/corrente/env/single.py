@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from corrente.data.types import Prompt, Request, Sampling, Turn
 from corrente.env.base import Generate, Played
 from corrente.errors import GenerationError
-from corrente.types import Prompt, Request, Sampling, Turn
 
 
 class SingleTurn:

@@ -21,12 +21,12 @@ from typing import Any
 import anyio
 import msgspec
 
+from corrente.common.serialization import to_plain
 from corrente.env.base import finite
 from corrente.env.calls import Call
 from corrente.env.environment import Observation
 from corrente.env.tools import Offload, Toolbox, run, within
 from corrente.errors import ConfigError, RolloutError
-from corrente.plain import plain
 
 NOT_TOOLS = ("reset", "get_reward", "close")
 
@@ -78,7 +78,7 @@ class Stage:
         if self._protocol:
             return _observation(await self._do("reset", task=task, seed=seed), f"{self.name}.reset")
         said = await self._do("reset", **{str(name): value for name, value in task.items()})
-        return Observation() if said is None else Observation(messages=({"role": "user", "content": plain(said)},))
+        return Observation() if said is None else Observation(messages=({"role": "user", "content": to_plain(said)},))
 
     async def step(self, message: Mapping[str, Any]) -> Observation:
         """Answer a message that calls no tool."""
@@ -164,8 +164,8 @@ def _observation(value: Any, name: str) -> Observation:
         raise RolloutError(f"{name} gave messages {value.messages!r}; each must have a role and a content")
     return msgspec.structs.replace(
         value,
-        messages=tuple({str(key): plain(item) for key, item in message.items()} for message in value.messages),
+        messages=tuple({str(key): to_plain(item) for key, item in message.items()} for message in value.messages),
         reward=None if value.reward is None else finite(value.reward, name),
         rewards={str(agent): finite(reward, name) for agent, reward in value.rewards.items()},
-        info={str(key): plain(item) for key, item in value.info.items()},
+        info={str(key): to_plain(item) for key, item in value.info.items()},
     )

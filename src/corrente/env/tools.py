@@ -15,9 +15,9 @@ from typing import Any
 
 import anyio
 
+from corrente.common.threads import contained
 from corrente.env.calls import Call
 from corrente.errors import ConfigError, RolloutError, root_cause
-from corrente.offload import contained
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 Function = Callable[..., Any]

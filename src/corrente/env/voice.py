@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
+from corrente.data.types import Completion, Tokens
 from corrente.env.calls import Parsed, Parser, choose, plain
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.base import Chat, Message
-from corrente.types import Completion, Tokens
 
 DESCRIPTION = (
     "You may call functions. Here they are, as JSON schemas:\n<tools>\n{tools}\n</tools>\n"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
-from corrente.sync.base import ApplyMode
+from corrente.data.types import ApplyMode
 
 FlipNow = Callable[[ApplyMode], Awaitable[None]]
 Whole = Literal["request", "group"]

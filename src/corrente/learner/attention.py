@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from corrente.tree import Index, Tree
+from corrente.data.prefix_tree import Index, Tree
 
 NAME = "corrente_tree"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from corrente.errors import ConfigError
 from corrente.learner.packing import Inputs, Pack
-from corrente.routers import Routers, routers_of
+from corrente.models.moe_routing import Routers, routers_of
 
 
 class Balance:

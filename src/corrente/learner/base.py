@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from corrente.types import Batch, Metrics
+from corrente.data.types import Batch, Metrics
 
 Pulse = Callable[[], None]
 """What a step calls with each piece of its work."""

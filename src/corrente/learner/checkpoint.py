@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from corrente import randomness
+from corrente.common import rng
 from corrente.errors import CheckpointError, ConfigError
-from corrente.quiet import no_progress_bars
+from corrente.models.progress_bars import no_progress_bars
 
 STATE = "learner.pt"
 TOKENIZER = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
@@ -55,11 +55,11 @@ def read(
 def restore_rng(state: dict[str, Any]) -> None:
     """Bring the random number generators back to where they were when ``write`` was called."""
     torch.set_rng_state(state["rng"]["cpu"].cpu())
-    randomness.restore(state["rng"].get("others", {}))
+    rng.restore(state["rng"].get("others", {}))
     if torch.cuda.is_available() and len(state["rng"]["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([rng.cpu() for rng in state["rng"]["cuda"]])
 
 
 def _rng_state() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda, "others": randomness.state()}
+    return {"cpu": torch.get_rng_state(), "cuda": cuda, "others": rng.state()}

@@ -34,8 +34,10 @@ from torch import Tensor
 from corrente.adapters.base import Adapters, Frozen
 from corrente.algo.base import Constants, Loss, Objective, Trained
 from corrente.backends.base import Backend
+from corrente.common.imports import load_object
 from corrente.config import RunConfig
-from corrente.dotted import load
+from corrente.data.reductions import Accumulator
+from corrente.data.types import Batch
 from corrente.errors import CheckpointError, DivergedError
 from corrente.learner import checkpoint, metrics
 from corrente.learner.balance import Balance
@@ -46,8 +48,6 @@ from corrente.learner.lessons import mean_logprobs
 from corrente.learner.model import Policy, compute_dtype, load_model, recompute_activations
 from corrente.learner.packing import Inputs, Pack, padded_tokens, plan
 from corrente.learner.schedule import learning_rate
-from corrente.reductions import Accumulator
-from corrente.types import Batch
 
 OBJECTIVE = "corrente.algo.losses:PolicyObjective"
 BACKENDS = {"single": "corrente.backends.single:SingleDevice"}
@@ -68,8 +68,8 @@ class LearnerCore:
         self._config = config
         self._device = device
         self._source = Path(config.model.path)
-        self._objective: Objective = load(OBJECTIVE)(config)
-        self._adapters: Adapters = load(ADAPTERS[_kind(config.adapters)])(
+        self._objective: Objective = load_object(OBJECTIVE)(config)
+        self._adapters: Adapters = load_object(ADAPTERS[_kind(config.adapters)])(
             config.adapters, source=self._source, load=partial(load_model, device=device), seed=config.run.seed
         )
         model = self._adapters.model
@@ -83,7 +83,9 @@ class LearnerCore:
             self._reference = Policy(self._frozen.model, temperature=config.sampling.temperature, dtype=dtype)
         coef = config.learner.router_aux_loss_coef
         self._balance = Balance(model, coef=coef) if coef else None
-        self._backend: Backend = load(BACKENDS[_kind(config.backend)])(model.parameters(), learner=config.learner)
+        self._backend: Backend = load_object(BACKENDS[_kind(config.backend)])(
+            model.parameters(), learner=config.learner
+        )
         self._steps = 0
 
     def step(self, batch: Batch, *, pulse: Pulse = unheard) -> dict[str, float]:

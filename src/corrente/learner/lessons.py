@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.types import Floats, Row, Tokens
+from corrente.data.types import Floats, Row, Tokens
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, eq=False):

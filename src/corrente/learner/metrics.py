@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.lags import buckets
-from corrente.reductions import Accumulator
-from corrente.types import Mask, Tokens
+from corrente.data.age import buckets
+from corrente.data.reductions import Accumulator
+from corrente.data.types import Mask, Tokens
 
 Values = NDArray[np.float64]
 

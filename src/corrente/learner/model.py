@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from corrente.data.types import Tokens
 from corrente.errors import AlignmentError, ConfigError
 from corrente.learner import attention
 from corrente.learner.base import Pulse, unheard
@@ -31,9 +32,8 @@ from corrente.learner.head import TokenLogprobs, from_logits, token_logprobs
 from corrente.learner.lessons import also
 from corrente.learner.packing import Inputs, Pack, as_rows, as_tree
 from corrente.learner.support import KeptSets
-from corrente.quiet import no_progress_bars
-from corrente.routers import routers_of
-from corrente.types import Tokens
+from corrente.models.moe_routing import routers_of
+from corrente.models.progress_bars import no_progress_bars
 
 BLOCK_TOKENS = {"cpu": 96, "accelerator": 1024}
 """Nodes attended to at once: small enough to skip what a tree masks, large enough to be worth a call."""

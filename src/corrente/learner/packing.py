@@ -17,12 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from corrente.data.prefix_tree import Index, Tree, fold
+from corrente.data.routing import Experts, nowhere
+from corrente.data.support import Support
+from corrente.data.types import Floats, Mask, Row, Tokens
 from corrente.errors import AlignmentError, DivergedError
-from corrente.kept import Experts, Support, nowhere
 from corrente.learner import provenance
 from corrente.learner.lessons import Said, gathered
-from corrente.tree import Index, Tree, fold
-from corrente.types import Floats, Mask, Row, Tokens
 
 
 class Pack(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from corrente.data.routing import Experts, nowhere
+from corrente.data.support import Support, join_supports
+from corrente.data.types import Row, Tokens
 from corrente.errors import AlignmentError
-from corrente.kept import Experts, Support, join_supports, nowhere
-from corrente.types import Row, Tokens
 
 Index = NDArray[np.int64]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from corrente.data.support import WORD_BITS, Support
 from corrente.errors import AlignmentError
-from corrente.kept import WORD_BITS, Support
 
 
 class KeptSets:

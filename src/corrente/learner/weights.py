@@ -12,13 +12,13 @@ from pathlib import Path
 from torch import Tensor
 
 from corrente.adapters.base import Adapters
+from corrente.common.imports import load_object
 from corrente.config import RunConfig
-from corrente.dotted import load
+from corrente.data.types import Batch
 from corrente.errors import PipelineError
 from corrente.learner.base import Pulse, unheard
 from corrente.learner.core import ADAPTERS
 from corrente.learner.model import load_model
-from corrente.types import Batch
 
 WHY = "an evaluation has weights, and no learner that could"
 
@@ -28,7 +28,7 @@ class WeightsCore:
 
     def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
         kind = str(config.adapters.__struct_config__.tag)
-        self._adapters: Adapters = load(ADAPTERS[kind])(
+        self._adapters: Adapters = load_object(ADAPTERS[kind])(
             config.adapters,
             source=Path(config.model.path),
             load=partial(load_model, device=device),

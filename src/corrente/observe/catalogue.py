@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from corrente.lags import BUCKETS
+from corrente.data.age import BUCKETS
 
 Combined = Literal["mean", "sum", "min", "max", "last", "derived"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from corrente.reductions import Accumulator, Reduction
+from corrente.data.reductions import Accumulator, Reduction
 
 REDUCTIONS: dict[str, tuple[Reduction, ...]] = {
     "reward/mean": ("first", "last"),

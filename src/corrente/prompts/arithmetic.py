@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 
 from corrente.config import Arithmetic
+from corrente.data.types import Prompt
 from corrente.errors import ConfigError
 from corrente.prompts.numbered import NumberedPrompts
-from corrente.types import Prompt
 
 Encode = Callable[[str], list[int]]
 Pair = tuple[int, int]

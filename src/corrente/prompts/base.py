@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from corrente.types import Prompt
+from corrente.data.types import Prompt
 
 Encode = Callable[[str], list[int]]
 """Raw text to token ids."""

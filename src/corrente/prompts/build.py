@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from corrente.config import Arithmetic, Dataset, GivenRows, Jsonl, Mixture, Parquet, ReasoningGym, RunConfig, Seeds
+from corrente.config.prompts import ArithmeticSource, JsonlSource, ParquetSource
+from corrente.data.types import Prompt
 from corrente.errors import ConfigError
 from corrente.prompts import dataset
 from corrente.prompts.arithmetic import ArithmeticPrompts, held_out_prompts
@@ -19,8 +21,6 @@ from corrente.prompts.mixture import MixturePrompts, Part, labelled
 from corrente.prompts.reasoning_gym import ReasoningGymPrompts, held_out_tasks
 from corrente.prompts.rows import Reader, StreamPrompts, Table, TablePrompts, first_rows
 from corrente.prompts.seeds import SeedPrompts, held_out_seeds
-from corrente.sources import ArithmeticSource, JsonlSource, ParquetSource
-from corrente.types import Prompt
 
 Rows = Jsonl | Parquet | Dataset | GivenRows
 """Kinds whose prompts are rows."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from corrente.data.types import Prompt
 from corrente.errors import ConfigError
 from corrente.prompts.base import Prompts
-from corrente.types import Prompt
 
 COLUMN = "source"
 

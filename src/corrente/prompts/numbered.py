@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from corrente.types import Prompt
+from corrente.data.types import Prompt
 
 
 class NumberedPrompts:

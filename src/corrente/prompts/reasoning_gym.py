@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from corrente.config import ReasoningGym
+from corrente.data.types import Prompt
 from corrente.errors import ConfigError
 from corrente.prompts.numbered import NumberedPrompts
-from corrente.types import Prompt
 
 Encode = Callable[[str], list[int]]
 

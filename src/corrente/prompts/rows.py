@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from corrente.data.types import Prompt
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.base import Chat, Encode
 from corrente.prompts.chat import conversation
-from corrente.types import Prompt
 
 Row = Mapping[str, Any]
 

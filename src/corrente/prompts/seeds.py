@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from corrente.config import Seeds
+from corrente.data.types import Prompt
 from corrente.prompts.numbered import NumberedPrompts
-from corrente.types import Prompt
 
 Encode = Callable[[str], list[int]]
 

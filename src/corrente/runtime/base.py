@@ -13,11 +13,11 @@ from typing import Protocol
 import msgspec
 
 from corrente.config import RunConfig
+from corrente.data.types import Scores, Tokens
 from corrente.engine.base import Engine
 from corrente.engine.launcher import Tell, untold
 from corrente.learner.base import Learner
 from corrente.sync.base import Receiver, Sync
-from corrente.types import Scores, Tokens
 
 
 class SelfTeacher(Receiver, Protocol):

@@ -22,12 +22,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from corrente.common.child_process import STOPS
 from corrente.errors import WorkerDied
 from corrente.runtime import wire
 from corrente.runtime.line import Line
 from corrente.runtime.placement import Place, environment
 from corrente.runtime.worker import Birth
-from corrente.settling import STOPS
 
 LAST_WORDS = 3
 LINGER_S = 0.5

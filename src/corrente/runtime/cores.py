@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from corrente import devices
+from corrente.common.imports import load_object
 from corrente.config import Embedded, Lora, RunConfig
-from corrente.dotted import load
-from corrente.engine.base import ApplyMode, EngineStats
+from corrente.data.types import ApplyMode, Batch, Completion, Request, Scores, Tokens
+from corrente.engine.base import EngineStats
 from corrente.errors import ConfigError, GenerationError
 from corrente.learner.base import Pulse, unheard
+from corrente.models import devices
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
-from corrente.types import Batch, Completion, Request, Scores, Tokens
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
     section, model = config.engine, config.model
     if not isinstance(section, Embedded):
         raise ConfigError(f'engine.kind = "{section.__struct_config__.tag}": no worker of corrente serves it')
-    return load("corrente.engine.embedded.core:EngineCore")(
+    return load_object("corrente.engine.embedded.core:EngineCore")(
         model=Path(model.path),
         dtype=model.dtype,
         device=devices.engine(model.device, index),
@@ -85,7 +85,7 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
 
 def learner(config: RunConfig) -> LearnerCore:
     """The learner a config asks for, with the model's weights loaded."""
-    return load("corrente.learner.core:LearnerCore")(config, device=devices.learner(config.model.device))
+    return load_object("corrente.learner.core:LearnerCore")(config, device=devices.learner(config.model.device))
 
 
 def attach(layout: Layout, *, fd: int | None = None, path: str = "", device: str = "cpu") -> tuple[torch.Tensor, ...]:
@@ -97,6 +97,6 @@ def attach(layout: Layout, *, fd: int | None = None, path: str = "", device: str
 
     if fd is None and not path:
         return tuple(torch.zeros(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(2))
-    memory = load("corrente.sync.memory:map_path" if fd is None else "corrente.sync.memory:map_slots")
+    memory = load_object("corrente.sync.memory:map_path" if fd is None else "corrente.sync.memory:map_slots")
     first, second = memory(path if fd is None else fd, layout.nbytes)
     return torch.frombuffer(first, dtype=torch.uint8), torch.frombuffer(second, dtype=torch.uint8)

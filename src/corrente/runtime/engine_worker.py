@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from corrente.dotted import load
+from corrente.common.imports import load_object
+from corrente.data.types import Completion
 from corrente.errors import GenerationError, PipelineError, SyncError
 from corrente.runtime import wire
 from corrente.runtime.cores import EngineCore, attach
 from corrente.runtime.serving import Send
 from corrente.sync.base import Update
-from corrente.types import Completion
 
 
 class EngineRole:
@@ -59,7 +59,7 @@ class EngineRole:
     def handle(self, call: wire.Call) -> wire.Answer | None:
         match call.body:
             case wire.Start(factory=factory, config=config, index=index):
-                self._core = load(factory)(config, index)
+                self._core = load_object(factory)(config, index)
                 return wire.reply(call.id, self.core.layout())
             case wire.Attach():
                 self._attach(call.body)
@@ -101,7 +101,7 @@ class EngineRole:
             else attach(given.layout, device=self.core.device)
         )
         if given.layout.slabs:
-            self._inbox = load("corrente.sync.inbox:Inbox")(given.layout, slots, shared=shared)
+            self._inbox = load_object("corrente.sync.inbox:Inbox")(given.layout, slots, shared=shared)
         self.core.attach(slots)
 
     def _weights(self, number: int, body: wire.Reserve | wire.Receive | wire.Apply) -> wire.Answer | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from corrente.data.types import ApplyMode, Batch, Completion, Metrics, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.runtime import wire
 from corrente.runtime.line import Caller
-from corrente.sync.base import ApplyMode, Exported, Offer, Order, Update
-from corrente.types import Batch, Completion, Metrics, Request, Scores, Tokens
+from corrente.sync.base import Exported, Offer, Order, Update
 
 
 class ProcEngine:

@@ -15,16 +15,16 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from corrente.common.imports import load_object
 from corrente.config import Inline, RunConfig
-from corrente.dotted import load
+from corrente.data.types import ApplyMode, Batch, Metrics, Scores, Tokens
 from corrente.engine.launcher import Tell, untold
 from corrente.runtime import cores
 from corrente.runtime.base import Workers
 from corrente.runtime.failures import as_one
 from corrente.runtime.placement import available_cpus
 from corrente.runtime.teacher_worker import as_teacher, self_teacher, terms
-from corrente.sync.base import ApplyMode, Offer, Update
-from corrente.types import Batch, Metrics, Scores, Tokens
+from corrente.sync.base import Offer, Update
 
 
 class InlineLearner:
@@ -105,10 +105,10 @@ class InlineRuntime:
         torch.set_num_threads(asked or len(available_cpus()))
         try:
             core, learner = self._engine(config), self._learner(config)
-            engine = load("corrente.engine.embedded.driver:EmbeddedEngine")(core)
-            buffers = load("corrente.sync.inproc:allocate")(core.layout(), device=core.device)
+            engine = load_object("corrente.engine.embedded.driver:EmbeddedEngine")(core)
+            buffers = load_object("corrente.sync.inproc:allocate")(core.layout(), device=core.device)
             core.attach(buffers)
-            sync = load("corrente.sync.inproc:InprocSync")(
+            sync = load_object("corrente.sync.inproc:InprocSync")(
                 engine=engine, layout=core.layout(), buffers=buffers, tensors=learner.tensors
             )
             teacher = self._teacher(config, buffers)
@@ -116,7 +116,7 @@ class InlineRuntime:
                 async with anyio.create_task_group() as group:
                     group.start_soon(engine.run)
                     if teacher is not None:
-                        sync = load("corrente.sync.following:Followed")(sync, teacher, tell=tell)
+                        sync = load_object("corrente.sync.following:Followed")(sync, teacher, tell=tell)
                         group.start_soon(sync.run)
                     yield Workers(engine=engine, learner=InlineLearner(learner), sync=sync, teacher=teacher)
                     group.cancel_scope.cancel()
@@ -127,5 +127,5 @@ class InlineRuntime:
         if self_teacher(config) is None:
             return None
         core, (lag, temperature) = self._engine(as_teacher(config)), terms(config)
-        ring = load("corrente.sync.ring:Ring")(core.layout(), lag=lag, shared=buffers, device=core.device)
+        ring = load_object("corrente.sync.ring:Ring")(core.layout(), lag=lag, shared=buffers, device=core.device)
         return InlineTeacher(core, ring, temperature=temperature)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from corrente import devices
+from corrente.common.imports import load_object
 from corrente.config import RunConfig
-from corrente.dotted import load
 from corrente.errors import PipelineError, SyncError
+from corrente.models import devices
 from corrente.runtime import wire
 from corrente.runtime.cores import LearnerCore, attach
 from corrente.runtime.serving import Send
@@ -40,7 +40,7 @@ class LearnerRole:
     def handle(self, call: wire.Call) -> wire.Answer | None:
         match call.body:
             case wire.Start(factory=factory, config=config):
-                self._core, self._config = load(factory)(config), config
+                self._core, self._config = load_object(factory)(config), config
                 return wire.reply(call.id, None)
             case wire.Attach():
                 self._attach(call.body)
@@ -66,7 +66,7 @@ class LearnerRole:
         if not given.layout.slabs:
             return
         shared = attach(given.layout, fd=given.fd) if given.fd is not None else None
-        build = load("corrente.sync.outbox:build")
+        build = load_object("corrente.sync.outbox:build")
         device = devices.learner(self._config.model.device)
         self._outbox = build(self._config, given.layout, shared=shared, path=given.path, device=device)
 

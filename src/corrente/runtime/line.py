@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 import anyio
 import msgspec
 
+from corrente.common.waiting import Bell
 from corrente.errors import PipelineError, WorkerDied
 from corrente.runtime import wire
-from corrente.waiting import Bell
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from typing import Any, Literal
 import anyio
 from anyio.abc import TaskGroup
 
+from corrente.common.imports import load_object
 from corrente.config import Embedded, Procs, RunConfig, Shm, Vllm
-from corrente.dotted import load
 from corrente.engine.launcher import Launcher, Tell, untold
 from corrente.runtime import wire
 from corrente.runtime.base import Workers
@@ -64,7 +64,7 @@ class ProcsRuntime:
     async def _open(self, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
         section = config.runtime if isinstance(config.runtime, Procs) else Procs()
         where = self._place(section.placement, available_cpus())
-        memory = load("corrente.sync.memory:SharedMemory")() if isinstance(config.sync, Shm) else None
+        memory = load_object("corrente.sync.memory:SharedMemory")() if isinstance(config.sync, Shm) else None
         weights = RunWeights(memory)
         with as_one():
             try:
@@ -77,11 +77,11 @@ class ProcsRuntime:
                         group.start_soon(_to_its_end, teacher, config.limits.stop_s)
                     await self._start(config, learner, pool, teacher, weights, group)
                     sender = ProcLearner(learner)
-                    sync = load("corrente.sync.slots:build")(config.sync, engine=pool, sender=sender)
+                    sync = load_object("corrente.sync.slots:build")(config.sync, engine=pool, sender=sender)
                     pool.catch_up_by(sync.catch_up)
                     own = ProcEngine(teacher) if teacher is not None else None
                     if own is not None:
-                        sync = load("corrente.sync.following:Followed")(sync, own, tell=tell)
+                        sync = load_object("corrente.sync.following:Followed")(sync, own, tell=tell)
                         group.start_soon(sync.run)
                     if config.pool.join:
                         await group.start(self._doorkeeper(config, weights, pool, tell).run)
@@ -112,7 +112,7 @@ class ProcsRuntime:
 
     def _launcher(self, config: RunConfig, where: Places, weights: RunWeights, tell: Tell) -> Launcher:
         if not isinstance(config.engine, Embedded):
-            return load(LAUNCHERS[type(config.engine)])(config, weights=weights, logs=self._logs, tell=tell)
+            return load_object(LAUNCHERS[type(config.engine)])(config, weights=weights, logs=self._logs, tell=tell)
         return EmbeddedLauncher(config, weights=weights, logs=self._logs, factory=self._engine, place=where.engine)
 
     def _doorkeeper(self, config: RunConfig, weights: RunWeights, pool: Any, tell: Tell) -> Doorkeeper:
@@ -159,7 +159,7 @@ async def _to_its_end(child: Child, stop_s: float) -> None:
 
 def _pool(config: RunConfig, launcher: Launcher, tell: Tell) -> Any:
     """Half of the time that a publish may take is each replica's: one that is stuck does not cost the others theirs."""
-    return load("corrente.engine.pool.pool:Pool")(
+    return load_object("corrente.engine.pool.pool:Pool")(
         launcher,
         restarts=config.pool.restarts,
         rows=config.engine.max_sequences,

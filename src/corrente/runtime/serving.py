@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn, Protocol
 
-from corrente.dotted import load
+from corrente.common.imports import load_object
 from corrente.runtime import wire
 
 Send = Callable[[wire.Answer], None]
@@ -109,4 +109,4 @@ def serve(role: Role, link: Link, *, name: str) -> NoReturn:
 def run(name: str, *, role: str, socket_fd: int) -> NoReturn:
     """Serve the role of that dotted path on an inherited socket."""
     link = Link(socket.socket(fileno=socket_fd))
-    serve(load(role)(link.send), link, name=name)
+    serve(load_object(role)(link.send), link, name=name)

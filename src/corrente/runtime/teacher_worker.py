@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
+from corrente.common.imports import load_object
 from corrente.config import Embedded, RunConfig
-from corrente.dotted import load
+from corrente.config.rewards import SelfTeacherScorer, temperature_of
 from corrente.errors import PipelineError
 from corrente.runtime import wire
 from corrente.runtime.cores import EngineCore, attach
 from corrente.runtime.serving import Send
-from corrente.scoring import SelfTeacherScorer, temperature_of
 from corrente.sync.base import Offer
 
 
@@ -46,7 +46,7 @@ class TeacherRole:
     def handle(self, call: wire.Call) -> wire.Answer | None:
         match call.body:
             case wire.Start(factory=factory, config=config, index=index):
-                self._core = load(factory)(as_teacher(config), index)
+                self._core = load_object(factory)(as_teacher(config), index)
                 self._lag, self._temperature = terms(config)
                 return wire.reply(call.id, self.core.layout())
             case wire.Attach():
@@ -75,7 +75,7 @@ class TeacherRole:
 
     def _attach(self, given: wire.Attach) -> None:
         shared = attach(given.layout, fd=given.fd, path=given.path) if given.fd is not None or given.path else ()
-        self._ring = load("corrente.sync.ring:Ring")(
+        self._ring = load_object("corrente.sync.ring:Ring")(
             given.layout, lag=self._lag, shared=shared, device=self.core.device
         )
         self.core.attach(self._ring.slots)

@@ -18,10 +18,9 @@ import numpy as np
 
 from corrente import errors
 from corrente.config import RunConfig
-from corrente.engine.base import ApplyMode
+from corrente.data.types import ApplyMode, Batch, Request, Tokens
 from corrente.sync.base import Offer, Order, Update
 from corrente.sync.layout import Layout
-from corrente.types import Batch, Request, Tokens
 
 MAX_FRAME_BYTES = 1 << 40
 """No batch comes near it, with experts, kept sets and lessons of every token: a length above it is noise."""

@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from corrente.settling import settle
+from corrente.common.child_process import settle
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from corrente.types import Group, Metrics, StepScore, Taught
+from corrente.data.types import Group, Metrics, StepScore, Taught
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, eq=False):

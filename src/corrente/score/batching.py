@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
+from corrente.common.waiting import Bell
 from corrente.errors import RolloutError
 from corrente.score.messages import Opinion, Sample
-from corrente.waiting import Bell
 
 Forward = Callable[[list[Sample]], Awaitable[list[Opinion]]]
 

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from corrente import scoring as s
 from corrente.config import RunConfig
+from corrente.config import rewards as s
 from corrente.score import vocabulary
 from corrente.score.base import Source
 from corrente.score.endpoint import Endpoint

@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from corrente.plain import plain
+from corrente.common.serialization import to_plain
+from corrente.data.types import Episode, Group, Prompt
 from corrente.score.reading import Reading, read
 from corrente.score.resolve import accepted
-from corrente.types import Episode, Group, Prompt
 
 Function = Callable[..., Any]
 
@@ -57,7 +57,7 @@ class Log:
         """Show a value per episode beside it, where samples are written."""
         if len(values) != self._count:
             raise ValueError(f"log_extra({column!r}): {len(values)} values for {self._count} completions")
-        self.columns[str(column)] = [plain(value) for value in values]
+        self.columns[str(column)] = [to_plain(value) for value in values]
 
     def metric(self, name: str, value: float) -> None:
         """Report a number; those of one name are averaged between two reports."""

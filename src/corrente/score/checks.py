@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from corrente import scoring as s
-from corrente import tls
+from corrente.common import tls
 from corrente.config import RunConfig
+from corrente.config import rewards as s
 from corrente.errors import ConfigError
 from corrente.score.build import names
 from corrente.score.functions import members

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import httpx2 as httpx
 
-from corrente import tls
+from corrente.common import tls
 from corrente.errors import RewardError
 
 FIRST_WAIT_S = 0.1

@@ -14,13 +14,13 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from corrente.common.threads import DaemonThreads
+from corrente.data.types import Group
 from corrente.errors import ConfigError
-from corrente.offload import DaemonThreads
 from corrente.score.base import Mark
 from corrente.score.calling import Called, Log, TrainerState, arguments, called, columns
 from corrente.score.panel import Panel, Terms
 from corrente.score.resolve import Function, distinct_names
-from corrente.types import Group
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 StateOf = Callable[[Group], TrainerState]

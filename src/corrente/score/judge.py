@@ -14,10 +14,10 @@ from typing import Any
 import httpx2 as httpx
 import msgspec
 
+from corrente.data.types import Group
 from corrente.errors import ConfigError, RewardError
 from corrente.score.base import Mark
 from corrente.score.endpoint import SHOWN, Endpoint
-from corrente.types import Group
 
 
 class _Message(msgspec.Struct):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import anyio
 import numpy as np
 
+from corrente.data.types import Group, Scores, StepScore, Tokens
 from corrente.errors import ConfigError, DeadlineError, RewardError
 from corrente.score import messages
 from corrente.score.base import Mark
@@ -22,7 +23,6 @@ from corrente.score.batching import Batcher
 from corrente.score.calling import conversation
 from corrente.score.child import Child
 from corrente.score.messages import Opinion, Sample
-from corrente.types import Group, Scores, StepScore, Tokens
 
 START_S = 600.0
 """Time a process gets to load its model."""

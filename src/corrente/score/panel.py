@@ -20,11 +20,11 @@ from typing import Literal
 import anyio
 import msgspec
 
+from corrente.common.threads import contained
+from corrente.data.types import LARGEST_REWARD, Episode, Group, StepScore
 from corrente.errors import ConfigError, DeadlineError, RolloutError, described, root_cause
-from corrente.offload import contained
 from corrente.score.base import Mark, Source
 from corrente.score.meter import Meter
-from corrente.types import LARGEST_REWARD, Episode, Group, StepScore
 
 HOPELESS = 32
 

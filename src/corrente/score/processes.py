@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from corrente.data.types import Group
 from corrente.errors import ConfigError, RewardError
 from corrente.score import messages
 from corrente.score.base import Mark
@@ -25,7 +26,6 @@ from corrente.score.calling import Log, arguments, called, columns
 from corrente.score.child import Child
 from corrente.score.functions import StateOf, marks
 from corrente.score.resolve import name_of, resolve
-from corrente.types import Group
 
 ROLE = "corrente.score.processes:respond"
 START_S = 120.0

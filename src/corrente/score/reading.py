@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from corrente.types import LARGEST_REWARD
+from corrente.data.types import LARGEST_REWARD
 
 
 class Reading(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from corrente.named import find
+from corrente.common.imports import import_callable
 from corrente.score.builtins import BUILTINS
 
 Function = Callable[..., Any]
@@ -18,7 +18,7 @@ GIVEN = ("prompts", "completions", "completion_ids", "environments", "trainer_st
 
 def resolve(name: str, *, key: str = "reward.functions") -> Function:
     """A built-in function, or what ``named.find`` finds."""
-    return BUILTINS[name] if name in BUILTINS else find(name, key=key, builtins=BUILTINS)
+    return BUILTINS[name] if name in BUILTINS else import_callable(name, key=key, builtins=BUILTINS)
 
 
 def name_of(function: Function) -> str:

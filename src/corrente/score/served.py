@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from corrente.data.types import Scores, Tokens
 from corrente.errors import RewardError
 from corrente.score.endpoint import Endpoint
-from corrente.types import Scores, Tokens
 
 
 class _Entry(msgspec.Struct):

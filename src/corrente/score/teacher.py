@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from corrente.data.types import Episode, Group, Scores, Taught, Tokens, concat_tokens
 from corrente.errors import RewardError
 from corrente.score.base import Mark
-from corrente.types import Episode, Group, Scores, Taught, Tokens, concat_tokens
 
 Place = tuple[int, int, int]
 """A turn, and where its tokens start and stop in a context."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from corrente.dotted import load
+from corrente.common.child_process import settle
+from corrente.common.imports import load_object
 from corrente.errors import CorrenteError, described
 from corrente.score import messages
-from corrente.settling import settle
 
 Respond = Callable[[Any], messages.Answer]
 """A role: built from its options, raises if it cannot be; then answers questions."""
@@ -30,7 +30,7 @@ def main() -> None:
     link = socket.socket(fileno=birth.socket)
     os.register_at_fork(after_in_child=link.close)  # a fork of the user's must not keep the line open
     try:
-        respond: Respond = load(birth.role)(**birth.options)
+        respond: Respond = load_object(birth.role)(**birth.options)
     except Exception as error:
         text = str(error) if isinstance(error, CorrenteError) else f"{type(error).__name__}: {error}"
         _send(link, messages.Refused(message=text))

@@ -22,29 +22,17 @@ import anyio
 import msgspec
 import numpy as np
 
-from corrente.engine.base import ApplyMode, EngineStats
+from corrente.common.waiting import Bell
+from corrente.data.types import ApplyMode, Completion, FinishReason, Request, Scores, Span, Tokens
+from corrente.engine.base import EngineStats
 from corrente.errors import GenerationError, SyncError, WorkerDied
 from corrente.sim.distributions import Distribution, Fixed, generator
 from corrente.sim.faults import Chaos
+from corrente.sim.speed import Speed
 from corrente.sync.base import Offer, Update
-from corrente.types import Completion, FinishReason, Request, Scores, Span, Tokens
-from corrente.waiting import Bell
 
 _EPS = 1e-6
 """Steps: what floating point may lose without a sequence ending one step late, or never."""
-
-
-class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """What generation costs: a decode step of n sequences takes ``step_s + n * per_sequence_s``; a prompt stalls all of them
-    for ``prefill_token_s`` per token, once for a group; a flip stalls them for ``flip_s``."""
-
-    step_s: float = 0.02
-    per_sequence_s: float = 0.0005
-    prefill_token_s: float = 0.0
-    flip_s: float = 0.0
-
-    def decode_s(self, sequences: int) -> float:
-        return self.step_s + sequences * self.per_sequence_s
 
 
 Lengths = Distribution | Callable[[Request], float]
@@ -180,6 +168,9 @@ class VirtualEngine:
         pause_s = await self.prepare(update)
         self.hold(update, mode)
         return pause_s
+
+    async def held(self) -> int | None:
+        return None if self._held is None else self._held.version
 
     def members(self) -> int:
         return 1

@@ -16,14 +16,14 @@ import anyio
 import msgspec
 import numpy as np
 
+from corrente.data.types import ApplyMode, Batch, Episode, Group, Metrics, Prompt, Request, Row, Sampling, Turn
 from corrente.env.base import Generate, Played
 from corrente.errors import CheckpointError, DivergedError, RewardError, RolloutError, SyncError
 from corrente.sim.distributions import Distribution, Fixed, generator
 from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Chaos
 from corrente.sim.pool import VirtualPool
-from corrente.sync.base import ApplyMode, Flip, InPlace, Receiver, Update
-from corrente.types import Batch, Episode, Group, Metrics, Prompt, Request, Row, Sampling, Turn
+from corrente.sync.base import Flip, InPlace, Receiver, Update
 
 Reward = Callable[[Episode, Prompt], float | None]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from corrente.engine.base import ApplyMode, EngineStats
+from corrente.common.waiting import Bell
+from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
+from corrente.engine.base import EngineStats
 from corrente.errors import SyncError
 from corrente.sim.engine import VirtualEngine
 from corrente.sync.base import Offer, Update
-from corrente.types import Completion, Request, Scores, Tokens
-from corrente.waiting import Bell
 
 
 class VirtualPool:
@@ -82,6 +82,9 @@ class VirtualPool:
         """Bring ``engine`` up to date, by ``Sync.catch_up``; it gets traffic when that has returned."""
         await catch_up(engine)
         self._bell.ring()
+
+    async def held(self) -> int | None:
+        return self._version
 
     def members(self) -> int:
         return len(self.engines)

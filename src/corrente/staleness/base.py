@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from corrente.types import Group
+from corrente.data.types import Group
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from corrente.data.types import Group
 from corrente.staleness.base import Verdict
-from corrente.types import Group
 
 
 class Accept:

@@ -13,11 +13,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from corrente.types import Metrics
-
-ApplyMode = Literal["swap", "recompute", "snapshot"]
-"""What becomes of live sequences when weights change. swap: go on under the new weights with the key/value cache they have.
-recompute: go on, the cache rebuilt under the new weights. snapshot: finish under the old weights; only new ones use the new."""
+from corrente.data.types import ApplyMode, Metrics
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +120,12 @@ class Receiver(Protocol):
     async def apply(self, update: Update, mode: ApplyMode) -> float: ...
 
     def members(self) -> int: ...
+
+
+class VersionedReceiver(Receiver, Protocol):
+    """A receiver that says which version it holds: an engine, or a pool of them. ``held`` is None before the first version."""
+
+    async def held(self) -> int | None: ...
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

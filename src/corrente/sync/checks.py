@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from corrente import devices
 from corrente.config import Collective, CudaIpc, Embedded, Http, Lora, RunConfig, Vllm, VllmNccl
 from corrente.errors import ConfigError
+from corrente.models import devices
 
 TRANSPORTS: Mapping[str, tuple[str, ...]] = {
     "inline": ("inproc",),

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import anyio
 
+from corrente.common.waiting import Bell
+from corrente.data.types import ApplyMode, Metrics
 from corrente.errors import SyncError
-from corrente.sync.base import ApplyMode, Flip, Receiver, Sync, Update
-from corrente.types import Metrics
-from corrente.waiting import Bell
+from corrente.sync.base import Flip, Receiver, Sync, Update
 
 TRIES = 3
 """Of bringing one version to a follower."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from corrente.dotted import load
+from corrente.common.imports import load_object
 from corrente.errors import SyncError
 from corrente.sync import base
 from corrente.sync.layout import Layout
@@ -114,7 +114,7 @@ class Inbox:
             return
         fetcher = self._fetchers.get(type(offer))
         if fetcher is None:
-            fetcher = self._fetchers[type(offer)] = load(FETCHERS[type(offer)])()
+            fetcher = self._fetchers[type(offer)] = load_object(FETCHERS[type(offer)])()
         slot = self.slots[offer.slot]
         bounce = fetcher.on_host and slot.device.type != "cpu"
         target = self._bounce() if bounce else slot

@@ -15,7 +15,7 @@ from corrente.sync.base import Exported, Offer, Order
 from corrente.sync.layout import Layout
 from corrente.sync.outbox import Outbox
 from corrente.sync.shm import Shared
-from corrente.sync.slots import Served, SlotSync
+from corrente.sync.slots import SlotSync, VersionedReceiver
 
 Tensors = Callable[[], Mapping[str, torch.Tensor]]
 
@@ -30,7 +30,7 @@ class InprocSync(SlotSync):
     """``buffers`` are those the engine is attached to; ``tensors`` gives the learner's weights by name."""
 
     def __init__(
-        self, *, engine: Served, layout: Layout, buffers: tuple[torch.Tensor, torch.Tensor], tensors: Tensors
+        self, *, engine: VersionedReceiver, layout: Layout, buffers: tuple[torch.Tensor, torch.Tensor], tensors: Tensors
     ) -> None:
         outbox = Outbox(layout=layout, slots=buffers, outlet=Shared())
         super().__init__(engine=engine, sender=_Direct(outbox, tensors), shared=True)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
+from corrente.common.imports import load_object
 from corrente.config import RunConfig
-from corrente.dotted import load
 from corrente.errors import SyncError
 from corrente.sync import pack
 from corrente.sync.base import Exported, Offer, Order
@@ -102,7 +102,7 @@ def build(
     """The outbox a config asks for. ``shared``: slots that engines see as well, and ``path``, where others can open them.
     ``device``: the learner's, for a transport whose slots are on a GPU."""
     section: Any = config.sync
-    make = load(OUTLETS[section.__struct_config__.tag])
+    make = load_object(OUTLETS[section.__struct_config__.tag])
     if shared is not None:
         return Outbox(layout=layout, slots=shared, outlet=make(path=path))
     folder = Path(config.run.dir).absolute() / config.run.name / "weights"

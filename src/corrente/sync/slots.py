@@ -10,21 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
 from corrente.config import Disk, Http, Inproc, Shm
-from corrente.engine.base import EngineStats
+from corrente.data.types import ApplyMode, Metrics
 from corrente.errors import SyncError
-from corrente.sync.base import ApplyMode, Flip, Offer, Order, Receiver, Sender, Update
-from corrente.types import Metrics
-
-
-class Served(Receiver, Protocol):
-    """An engine, as far as its weights go."""
-
-    async def stats(self) -> EngineStats: ...
+from corrente.sync.base import Flip, Offer, Order, Receiver, Sender, Update, VersionedReceiver
 
 
 class SlotSync:
@@ -39,7 +32,7 @@ class SlotSync:
     def __init__(
         self,
         *,
-        engine: Served,
+        engine: VersionedReceiver,
         sender: Sender,
         shared: bool = False,
         anchor_every: int = 0,
@@ -142,7 +135,7 @@ class SlotSync:
     async def _spare(self) -> int:
         """The slot the engine does not look at."""
         if self._doubtful is not None:
-            held = (await self._engine.stats()).version
+            held = await self._engine.held()
             if held == self._doubtful.version:
                 self._live = self._doubtful
             self._doubtful = None
@@ -159,7 +152,7 @@ async def _steps(receiver: Receiver, slot: int) -> tuple[int, ...]:
     return (slot,)
 
 
-def build(section: Any, *, engine: Served, sender: Sender) -> SlotSync:
+def build(section: Any, *, engine: VersionedReceiver, sender: Sender) -> SlotSync:
     """The sync that a section of the config asks for, between an engine and a learner that are started."""
     delta = isinstance(section, Disk | Http) and section.payload == "delta"
     return SlotSync(

@@ -10,11 +10,11 @@ import anyio
 import msgspec
 import numpy as np
 
+from corrente.data.types import ApplyMode, Completion, Request, Sampling, Tokens
 from corrente.engine.base import Engine
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import ApplyMode, InPlace, Receiver, Update
+from corrente.sync.base import InPlace, Receiver, Update
 from corrente.testing.expect import Pending, expect, expect_raises, pending
-from corrente.types import Completion, Request, Sampling, Tokens
 
 
 class ServingEngine(Engine, Receiver, Protocol):

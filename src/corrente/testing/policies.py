@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 import anyio
 
+from corrente.data.types import ApplyMode
 from corrente.errors import SyncError
 from corrente.inflight.base import InflightPolicy, Whole
 from corrente.staleness.base import StalenessPolicy
-from corrente.sync.base import ApplyMode
 from corrente.testing.expect import expect, expect_raises, pending
 from corrente.testing.samples import group
 

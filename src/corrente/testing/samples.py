@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from corrente.types import Completion, Episode, Group, Prompt, Span, Turn
+from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
 
 
 def prompt(row: int = 0, *, tokens: int = 4, epoch: int = 0) -> Prompt:

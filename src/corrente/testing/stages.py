@@ -10,6 +10,7 @@ import anyio
 import msgspec
 import numpy as np
 
+from corrente.data.types import Completion, Group, Prompt, Request, Turn, concat_tokens
 from corrente.env.base import Env
 from corrente.errors import GenerationError
 from corrente.observe.base import Sink
@@ -17,7 +18,6 @@ from corrente.prompts.base import Prompts
 from corrente.score.base import Scorer
 from corrente.testing.expect import expect, expect_raises
 from corrente.testing.samples import completion
-from corrente.types import Completion, Group, Prompt, Request, Turn, concat_tokens
 
 
 def check_prompts(make: Callable[[], Prompts], *, most: int = 50) -> None:

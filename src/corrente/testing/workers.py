@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from corrente.data.types import Batch
 from corrente.errors import CheckpointError, DivergedError, SyncError
 from corrente.learner.base import Learner
 from corrente.sync.base import Receiver, Sync
 from corrente.testing.expect import expect, expect_raises, pending
-from corrente.types import Batch
 
 Weights = Mapping[str, bytes]
 """Tensors by name, as the bytes they are stored as."""

@@ -12,15 +12,19 @@ from typing import Any
 import anyio
 import msgspec
 
-from corrente import assemble, codec, pipeline
 from corrente import config as c
+from corrente.common import serialization
 from corrente.config import Inproc, Run, RunConfig, Staleness, Stream, Swap, Window
+from corrente.controller import pipeline
+from corrente.controller.parts import Outcome, Parts
+from corrente.controller.snapshot import Snapshot
+from corrente.data.types import Sampling
+from corrente.entrypoints.assemble import build_buffer, build_inflight, build_staleness, derive_plan
 from corrente.errors import CheckpointError
 from corrente.learner.base import Learner
 from corrente.observe.fanout import Fanout
-from corrente.parts import Outcome, Parts, Snapshot
 from corrente.sim.distributions import Distribution, Fixed
-from corrente.sim.engine import Lengths, Speed, VirtualEngine
+from corrente.sim.engine import Lengths, VirtualEngine
 from corrente.sim.faults import Chaos, Fault
 from corrente.sim.parts import (
     Consumed,
@@ -34,8 +38,8 @@ from corrente.sim.parts import (
     VirtualSync,
 )
 from corrente.sim.pool import VirtualPool
+from corrente.sim.speed import Speed
 from corrente.testing.clock import run_virtual
-from corrente.types import Sampling
 
 Inflight = c.Swap | c.Recompute | c.Resume | c.Drain | c.Barrier | c.Cancel | c.Snapshot
 LANDINGS: tuple[Inflight, ...] = (
@@ -108,12 +112,12 @@ class MemoryCheckpoints:
         assert isinstance(learner, VirtualLearner)
         await self._chaos.strike("save", str(snapshot.step), CheckpointError)
         await anyio.lowlevel.checkpoint()
-        self.written.append((codec.encode(snapshot), learner.state))
+        self.written.append((serialization.encode(snapshot), learner.state))
         return Path(f"step-{snapshot.step}")
 
     def read(self, at: int = -1) -> tuple[Snapshot, int]:
         data, state = self.written[at]
-        return codec.decode(data, Snapshot), state
+        return serialization.decode(data, Snapshot), state
 
 
 class Simulation(msgspec.Struct, kw_only=True, eq=False):
@@ -166,19 +170,19 @@ def build(config: RunConfig, world: World, *, resume: tuple[Snapshot, int] | Non
     if resume:
         learner.state = resume[1]
     parts = Parts(
-        plan=assemble.plan(config),
+        plan=derive_plan(config),
         prompts=prompts,
         engine=engine,
         env=env,
         scorer=VirtualScorer(
             latency_s=world.score_s, reward=world.reward, deadline_s=world.reward_deadline_s, seed=seed, chaos=chaos
         ),
-        buffer=assemble.build_buffer(config, first_ticket=resume[0].next_ticket if resume else 0),
-        staleness=assemble.build_staleness(config),
+        buffer=build_buffer(config, first_ticket=resume[0].next_ticket if resume else 0),
+        staleness=build_staleness(config),
         algorithm=algorithm,
         learner=learner,
         sync=sync,
-        inflight=assemble.build_inflight(config),
+        inflight=build_inflight(config),
         sink=Fanout([sink]),
         eval_prompts=VirtualPrompts(rows=1 << 10).find([f"0/{900 + row}" for row in range(world.eval_rows)]),
         checkpoints=checkpoints,

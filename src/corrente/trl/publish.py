@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from corrente import hub
+from corrente.entrypoints import export
 from corrente.errors import ConfigError
 
 CARD = "README.md"
@@ -28,7 +28,9 @@ def push(trainer: Any, *, commit_message: str, token: str | None = None, blockin
         trainer.save_model(folder)
         write_card(trainer, Path(folder), repository, about)
         token = token or args.hub_token
-        return hub.upload(Path(folder), repository, private=args.hub_private_repo, token=token, message=commit_message)
+        return export.upload(
+            Path(folder), repository, private=args.hub_private_repo, token=token, message=commit_message
+        )
 
 
 def write_card(trainer: Any, folder: Path, repository: str, about: dict[str, Any]) -> None:
@@ -37,7 +39,7 @@ def write_card(trainer: Any, folder: Path, repository: str, about: dict[str, Any
         return
     from huggingface_hub import ModelCard
 
-    card = ModelCard(hub.card(trainer.run_folder, repo=repository))
+    card = ModelCard(export.card(trainer.run_folder, repo=repository))
     head: Any = card.data
     named = about.get("dataset_name")
     if named:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from corrente import loading, runfolder
 from corrente.config import Full, RunConfig
+from corrente.config.load import load_config
+from corrente.entrypoints import run_folder
 from corrente.errors import ConfigError
 from corrente.trl.bring import BENCH
 from corrente.trl.weights import put_aside
@@ -22,7 +23,7 @@ def resumed(config: RunConfig, start: Path, output: Path) -> RunConfig:
     train() are taken over, and a loaded model's copy is the present one. Any other model or adapter has to be the same.
     """
     folder = start.parents[1]
-    before = loading.load(folder / runfolder.CONFIG)
+    before = load_config(folder / run_folder.CONFIG)
     config = msgspec.structs.replace(
         config, run=msgspec.structs.replace(config.run, dir=str(folder.parent), name=folder.name)
     )
@@ -32,7 +33,7 @@ def resumed(config: RunConfig, start: Path, output: Path) -> RunConfig:
     began = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=before.model.path))
     own = _below(before.model.path, output)
     with _in_words_of_trl():
-        runfolder.reopen(began if own else config)
+        run_folder.reopen(began if own else config)
     return began if own and not _below(before.model.path, output / BENCH) else config
 
 
@@ -41,10 +42,10 @@ def held(folder: Path, config: RunConfig, *, start: Path | None) -> Iterator[Non
     """Hold the run's folder. If it goes on from ``start``, what was written after that is put aside, or taken back."""
     with ExitStack() as stack:
         with _in_words_of_trl():
-            stack.enter_context(runfolder.held(folder))
+            stack.enter_context(run_folder.held(folder))
         if start is not None:
             put_aside(start)
-            runfolder.keep(folder, config)
+            run_folder.keep(folder, config)
         yield
 
 

@@ -22,15 +22,21 @@ from typing import Any, ClassVar
 import anyio
 import msgspec
 
-from corrente import assemble, checkpoint, checks, evaluating, models, runfolder
 from corrente.config import Full, RunConfig
+from corrente.controller import checkpoint_folder
+from corrente.controller.parts import Outcome
+from corrente.entrypoints import run_folder
+from corrente.entrypoints.checks import check_config
+from corrente.entrypoints.evaluate import run_evaluation
+from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.run_folder import run_folder_path
+from corrente.entrypoints.train import run_training
 from corrente.errors import ConfigError, Interrupted, PipelineError
-from corrente.given import Given
+from corrente.models import cache as model_cache
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
 from corrente.observe.jsonl import JsonlSink
 from corrente.observe.trackers import open_trackers
-from corrente.parts import Outcome
 from corrente.trl import bring, resuming, weights
 from corrente.trl.callbacks import Callbacks
 from corrente.trl.config import Arguments, AsyncGRPOConfig, GRPOConfig
@@ -113,7 +119,7 @@ class Trainer(Callbacks, Scripting):
         second, at once.
         """
         config, start = self._where(resume_from_checkpoint)
-        folder = assemble.run_folder(config)
+        folder = run_folder_path(config)
         with resuming.held(folder, config, start=start):
             self._folder = folder
             try:
@@ -148,7 +154,7 @@ class Trainer(Callbacks, Scripting):
         self, config: RunConfig, watcher: Watcher, record: Sink, *, start: Path | None, stop: anyio.Event
     ) -> Outcome:
         """The run itself. Its sinks are closed, however it ends."""
-        folder, sinks = assemble.run_folder(config), [record]
+        folder, sinks = run_folder_path(config), [record]
         try:
             self._hand(self._here)
             self._call("on_train_begin")
@@ -157,7 +163,7 @@ class Trainer(Callbacks, Scripting):
             sinks += [*open_trackers(config, folder, done=step_of(start) if start else 0), watcher]
             self._hand(None)  # the learner has it
             return run(
-                lambda signals: assemble.main(
+                lambda signals: run_training(
                     config, sinks=sinks, resume=start is not None, given=self._given, signals=signals, stop=stop
                 ),
                 stop=stop,
@@ -185,7 +191,7 @@ class Trainer(Callbacks, Scripting):
         config = self._with_weights(config, self._trained)
         step, steps = self.state.global_step, count(self.args, self._facts(config.model.path))
         version = step // (steps.updates * steps.per_version)
-        found = run(lambda _: evaluating.evaluate(config, given=given, step=step, version=version))
+        found = run(lambda _: run_evaluation(config, given=given, step=step, version=version))
         if lost := int(found.metrics["eval/lost"]):
             told = f"{lost} completions were lost; the first: {found.error}"
             if not found.metrics["eval/episodes"]:
@@ -223,7 +229,7 @@ class Trainer(Callbacks, Scripting):
     def processing_class(self) -> Any:
         """The tokenizer: the one that was given, or that of the model."""
         if self._tokenizer is None:
-            self._tokenizer = weights.load_tokenizer(str(models.resolve(self._model_path)))
+            self._tokenizer = weights.load_tokenizer(str(model_cache.resolve(self._model_path)))
         return self._tokenizer
 
     def __getattr__(self, name: str) -> Any:
@@ -266,7 +272,7 @@ class Trainer(Callbacks, Scripting):
             raise ConfigError("train_dataset: give one; a list of dicts with a 'prompt' in each will do")
         config = translate(self.args, self._facts(model))
         try:
-            checks.check(config, self._given)
+            check_config(config, self._given)
         except ConfigError as error:
             raise explained(error, self.args) from None
         return config
@@ -287,7 +293,7 @@ class Trainer(Callbacks, Scripting):
             config = self._resolve(self._put_model())
             if isinstance(self._given_model, str | Path) or not isinstance(config.adapters, Full):
                 config = self._with_weights(config, self._trained)  # a module that was given has them already
-            return runfolder.create(config)[0], None
+            return run_folder.create(config)[0], None
         start = weights.checkpoint_of(self._output, resume)
         return resuming.resumed(self._resolve(self._put_model()), start, self._output), start
 
@@ -302,7 +308,7 @@ class Trainer(Callbacks, Scripting):
 
     def _keep(self, outcome: Outcome) -> None:
         if outcome.checkpoint is not None:
-            self._trained = outcome.checkpoint / checkpoint.LEARNER
+            self._trained = outcome.checkpoint / checkpoint_folder.LEARNER
         if self._loaded is not None or not isinstance(self._given_model, str | Path):
             self._loaded = weights.load(self._weights(), self._given_model, self._model_path)
         self._hand(self._here)
@@ -314,7 +320,7 @@ class Trainer(Callbacks, Scripting):
         return given if self._loaded is None else self._loaded
 
     def _weights(self) -> Path:
-        return self._trained or Path(models.resolve(self._model_path))
+        return self._trained or Path(model_cache.resolve(self._model_path))
 
     def _summary(self, outcome: Outcome, watcher: Watcher, took_s: float, config: RunConfig) -> dict[str, float]:
         samples = outcome.counts.get("trained", 0) * config.run.group_size

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from corrente import loading, schema
-from corrente.config import RunConfig
+from corrente.config import RunConfig, schema
+from corrente.config.load import COMMAND_LINE, parse_config
 from corrente.errors import ConfigError
 from corrente.trl import engines, objective
 from corrente.trl.config import ARGUMENTS, PASSED_ON, Arguments, check
@@ -79,7 +79,7 @@ def translate(args: Arguments, facts: Facts) -> RunConfig:
             tables.setdefault(section, {})[leaf] = value
     _follow(tables, passed)
     try:
-        return loading.parse(tables, [f"{k}={schema.show(v)}" for k, v in passed.items()], source="the arguments")
+        return parse_config(tables, [f"{k}={schema.show(v)}" for k, v in passed.items()], source="the arguments")
     except ConfigError as error:
         raise explained(error, args) from None
 
@@ -96,7 +96,7 @@ def _follow(tables: dict[str, dict[str, Any]], passed: Mapping[str, Any]) -> Non
 
 def explained(error: ConfigError, args: Arguments) -> ConfigError:
     """The same fault, with the argument that set the key it is about."""
-    text = str(error).replace(loading.COMMAND_LINE, PASSED_ON)
+    text = str(error).replace(COMMAND_LINE, PASSED_ON)
     at = text.split(" ", 1)[0].rstrip(":,")
     names = [
         n for n in vars(args) if n in ARGUMENTS and ARGUMENTS[n].key == at and ARGUMENTS[n].stance in ("key", "rule")

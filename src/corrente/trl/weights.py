@@ -9,9 +9,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from corrente import checkpoint, models
+from corrente.controller import checkpoint_folder
 from corrente.errors import CheckpointError, ConfigError
-from corrente.quiet import no_progress_bars
+from corrente.models import cache as model_cache
+from corrente.models.progress_bars import no_progress_bars
 
 ADAPTER = "adapter_config.json"
 NOT_MODEL = ("learner.pt",)
@@ -31,7 +32,7 @@ def load(folder: Path, given: Any, base: str) -> Any:
             return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         from peft import PeftModel
 
-        under = AutoModelForCausalLM.from_pretrained(models.resolve(base), local_files_only=True)
+        under = AutoModelForCausalLM.from_pretrained(model_cache.resolve(base), local_files_only=True)
         with warnings.catch_warnings():  # peft asks for an attribute that transformers has renamed
             warnings.simplefilter("ignore", FutureWarning)
             return PeftModel.from_pretrained(under, str(folder))
@@ -41,7 +42,7 @@ def load_tokenizer(folder: str) -> Any:
     """The tokenizer that lies beside a model."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(models.resolve(folder), local_files_only=True)
+    return AutoTokenizer.from_pretrained(model_cache.resolve(folder), local_files_only=True)
 
 
 def copy_model(folder: Path, target: Path, given: Any) -> None:
@@ -59,8 +60,8 @@ def copy_model(folder: Path, target: Path, given: Any) -> None:
 def _name(given: Any) -> str | None:
     """Where a model can be found again: a directory, or a name; None where that is not known."""
     name = str(given) if isinstance(given, str | Path) else str(getattr(given.config, "_name_or_path", ""))
-    if Path(name).is_dir() or name in models.KNOWN:
-        return str(models.resolve(name).absolute()) if name else None
+    if Path(name).is_dir() or name in model_cache.KNOWN:
+        return str(model_cache.resolve(name).absolute()) if name else None
     return name or None
 
 
@@ -83,13 +84,13 @@ def checkpoint_of(output: Path, asked: bool | str) -> Path:
     """A complete checkpoint to resume from, the newest of its run. ``asked`` True: of the run that wrote last; or the path of
     one, as OUTPUT_DIR/checkpoint-N or as it is called in its run."""
     if asked is True:
-        runs = [found[-1] for found in map(checkpoint.complete, output.glob("runs/*/checkpoints")) if found]
+        runs = [found[-1] for found in map(checkpoint_folder.complete, output.glob("runs/*/checkpoints")) if found]
         if not runs:
             raise ConfigError(f"resume_from_checkpoint = True: {output} holds no complete checkpoint")
-        return max(runs, key=lambda path: (path / checkpoint.MARKER).stat().st_mtime)
+        return max(runs, key=lambda path: (path / checkpoint_folder.MARKER).stat().st_mtime)
     path = Path(str(asked)).resolve()
-    start = path.parent if path.name == checkpoint.LEARNER else path
-    found = checkpoint.complete(start.parent)
+    start = path.parent if path.name == checkpoint_folder.LEARNER else path
+    found = checkpoint_folder.complete(start.parent)
     if start not in found:
         raise ConfigError(f"resume_from_checkpoint = {str(asked)!r}: no complete checkpoint of a run of corrente")
     return start
@@ -97,7 +98,7 @@ def checkpoint_of(output: Path, asked: bool | str) -> Path:
 
 def put_aside(start: Path) -> None:
     """Move the checkpoints after ``start`` to superseded/ in the run's folder, for what follows replaces them."""
-    found = checkpoint.complete(start.parent)
+    found = checkpoint_folder.complete(start.parent)
     for later in found[found.index(start) + 1 :]:
         aside = start.parents[1] / "superseded"
         aside.mkdir(exist_ok=True)

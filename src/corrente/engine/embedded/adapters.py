@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from corrente.adapters.base import PREFIX, Factor
 from corrente.engine.embedded.products import add_product, product
 from corrente.errors import ConfigError
-from corrente.quiet import no_progress_bars
+from corrente.models.progress_bars import no_progress_bars
 from corrente.sync.layout import Slab
 
 INJECTION = "corrente.adapters.injection"

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from corrente.config import Lora
-from corrente.engine.base import ApplyMode, EngineStats
+from corrente.data.types import ApplyMode, Completion, FinishReason, Request, Scores, Tokens
+from corrente.engine.base import EngineStats
 from corrente.engine.embedded import model as models
 from corrente.engine.embedded import prefill
 from corrente.engine.embedded.kv import KVCache, Rows
@@ -33,7 +34,6 @@ from corrente.engine.embedded.weights import Buffers, Weights
 from corrente.errors import ConfigError, GenerationError, SyncError
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
-from corrente.types import Completion, FinishReason, Request, Scores, Tokens
 
 Outcome = Completion | GenerationError
 Ending = FinishReason | GenerationError

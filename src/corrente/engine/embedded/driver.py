@@ -14,11 +14,11 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.engine.embedded.core import EngineCore, Outcome
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import ApplyMode, InPlace, Offer, Update
-from corrente.types import Completion, Request, Scores, Tokens
+from corrente.sync.base import InPlace, Offer, Update
 
 Fetch = Callable[[Offer], Awaitable[None]]
 """Bring what is offered into its slot; see Receiver.receive."""
@@ -129,6 +129,10 @@ class EmbeddedEngine:
         if held is not None and held.slot == slot:
             raise SyncError(f"slot {slot} holds version {held.version}, the newest: write to the other one")
         return not self.core.vacant(slot)
+
+    async def held(self) -> int | None:
+        version = (await self.stats()).version
+        return None if version < 0 else version
 
     def members(self) -> int:
         return 1

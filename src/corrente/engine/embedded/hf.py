@@ -18,11 +18,11 @@ from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
 from corrente.config import Lora
+from corrente.data.routing import Experts
 from corrente.engine.embedded.adapters import injection, load_frozen
 from corrente.engine.embedded.kv import KVView, Pair
 from corrente.errors import ConfigError
-from corrente.kept import Experts
-from corrente.routers import Routers, routers_of
+from corrente.models.moe_routing import Routers, routers_of
 from corrente.sync.layout import Layout, Slab, arrange
 
 

@@ -27,11 +27,11 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from corrente.adapters.base import Factor
+from corrente.data.routing import Experts
 from corrente.engine.embedded.adapters import LowRank, LowRankProducts, left_over
 from corrente.engine.embedded.kv import KVView, Pair
 from corrente.engine.embedded.products import add_product, product, width
 from corrente.engine.embedded.shapes import shapes
-from corrente.kept import Experts
 from corrente.sync.layout import Layout, Slab, arrange
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")

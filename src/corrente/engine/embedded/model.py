@@ -18,10 +18,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
 from corrente.config import Lora
-from corrente.context import DEFAULT_CONTEXT, positions
+from corrente.data.routing import Experts
 from corrente.engine.embedded.kv import KVView
 from corrente.errors import ConfigError
-from corrente.kept import Experts
+from corrente.models.limits import DEFAULT_CONTEXT, positions
 from corrente.sync.layout import Layout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from corrente.data.prefix_tree import Tree, fold
+from corrente.data.routing import Experts, nowhere
+from corrente.data.types import Scores, Tokens
 from corrente.engine.embedded.kv import KVCache, Nodes
 from corrente.engine.embedded.model import ModelPath
-from corrente.kept import Experts, nowhere
-from corrente.tree import Tree, fold
-from corrente.types import Scores, Tokens
 
 CHUNK = 1024
 SCORE_CHUNK = 256

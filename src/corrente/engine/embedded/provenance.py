@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from corrente.kept import Experts, Ids, Packed, Routing, Support, nowhere, of_packed, pack
+from corrente.data.routing import Experts, Routing, nowhere
+from corrente.data.support import Ids, Packed, Support, of_packed, pack
 
 
 class Sets:

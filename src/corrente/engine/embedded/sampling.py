@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from corrente.kept import Ids
-from corrente.types import Floats, Sampling, Tokens
+from corrente.data.support import Ids
+from corrente.data.types import Floats, Sampling, Tokens
 
 BLOCK = 256
 FIRST_CANDIDATES = 128

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from corrente.data.routing import Experts, Routing
+from corrente.data.support import Ids
+from corrente.data.types import Completion, FinishReason, Request, Span, Tokens
 from corrente.engine.embedded.provenance import Routes, Sets
 from corrente.engine.embedded.stop import Decode, StopStrings, cut
 from corrente.engine.embedded.weights import Weights
-from corrente.kept import Experts, Ids, Routing
-from corrente.types import Completion, FinishReason, Request, Span, Tokens
 
 
 class Live:

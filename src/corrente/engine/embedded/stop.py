@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corrente.types import Sampling
+from corrente.data.types import Sampling
 
 Decode = Callable[[Sequence[int]], str]
 

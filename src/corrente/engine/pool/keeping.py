@@ -12,11 +12,12 @@ from contextlib import AbstractAsyncContextManager
 import anyio
 from anyio.abc import TaskStatus
 
+from corrente.data.types import ApplyMode
 from corrente.engine.launcher import Launcher, Replica, Tell
 from corrente.engine.pool.publication import Publication
 from corrente.engine.pool.roster import Member, Roster
 from corrente.errors import CorrenteError, SyncError, WorkerDied
-from corrente.sync.base import ApplyMode, Offer, Receiver, Update
+from corrente.sync.base import Offer, Receiver, Update
 
 CatchUp = Callable[[Receiver], Awaitable[None]]
 

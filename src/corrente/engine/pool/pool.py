@@ -19,6 +19,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskStatus
 
+from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.engine.launcher import Launcher, Replica, Tell, untold
 from corrente.engine.pool.keeping import CatchUp, Keeper
@@ -26,8 +27,7 @@ from corrente.engine.pool.publication import Publication
 from corrente.engine.pool.roster import Call, Member, Roster
 from corrente.engine.pool.routing import Router
 from corrente.errors import GenerationError, RolloutError, WorkerDied
-from corrente.sync.base import ApplyMode, Offer, Update
-from corrente.types import Completion, Request, Scores, Tokens
+from corrente.sync.base import Offer, Update
 
 MOST_DEATHS = 3
 """Replicas that may die under one request before it is held to be the cause, and fails."""
@@ -175,6 +175,11 @@ class Pool:
         )
 
     # ---- Receiver
+
+    async def held(self) -> int | None:
+        if self._roster.over is not None:
+            raise WorkerDied(str(self._roster.over))
+        return self._roster.version
 
     def members(self) -> int:
         return self._publication.members()

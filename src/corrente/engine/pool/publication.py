@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from corrente.data.types import ApplyMode
 from corrente.engine.launcher import Tell
 from corrente.engine.pool.roster import Member, Roster
 from corrente.errors import CorrenteError, SyncError, WorkerDied
-from corrente.sync.base import ApplyMode, Collective, Offer, Update, VllmNccl
+from corrente.sync.base import Collective, Offer, Update, VllmNccl
 
 ROLLBACK_S = 5.0
 

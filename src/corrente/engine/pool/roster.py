@@ -9,13 +9,13 @@ from __future__ import annotations
 import anyio
 import msgspec
 
+from corrente.common.waiting import Bell
+from corrente.data.types import Completion, Request
 from corrente.engine.base import EngineStats
 from corrente.engine.launcher import Replica, ReplicaEngine
 from corrente.engine.pool.health import Health, State
 from corrente.errors import RolloutError, WorkerDied
 from corrente.sync.base import Update
-from corrente.types import Completion, Request
-from corrente.waiting import Bell
 
 EVACUATION_S = 2.0
 """How long a replica that is taken out of rotation gets to give back what it has sampled; then that is lost."""

@@ -24,12 +24,12 @@ import msgspec
 
 from corrente.adapters.base import Factor
 from corrente.config import Lora
+from corrente.data.types import ApplyMode, Span
 from corrente.engine.vllm.client import ServerError
 from corrente.engine.vllm.engine import POLL_S, Live, VllmEngine
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import ApplyMode, Offer, Update
+from corrente.sync.base import Offer, Update
 from corrente.sync.layout import Layout, Slab, arrange
-from corrente.types import Span
 
 DIRECTORY = "corrente.adapters.directory"
 SLOTS = "corrente.engine.vllm.slots"

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from corrente.data.routing import Routing
+from corrente.data.support import Ids
+from corrente.data.types import FinishReason, Request, Sampling, Scores, Tokens
 from corrente.engine.vllm.client import ServerError
 from corrente.errors import AlignmentError
-from corrente.kept import Ids, Routing
-from corrente.types import FinishReason, Request, Sampling, Scores, Tokens
 
 MASK_FLAG = "--return-sampling-mask"
 EXPERTS_FLAG = "--enable-return-routed-experts"

@@ -10,11 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from corrente.data.types import ApplyMode
 from corrente.engine.vllm.client import ServerError
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.engine.vllm.layout import checkpoint_shapes, plain
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import ApplyMode, Offer, Update, VllmNccl
+from corrente.sync.base import Offer, Update, VllmNccl
 from corrente.sync.layout import Layout
 
 JOIN = "/corrente/join"

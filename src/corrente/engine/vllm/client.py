@@ -17,7 +17,7 @@ import anyio
 import httpx2 as httpx
 import msgspec
 
-from corrente import tls
+from corrente.common import tls
 from corrente.errors import GenerationError, WorkerDied
 
 T = TypeVar("T")

@@ -27,15 +27,15 @@ import anyio.lowlevel
 import msgspec
 import numpy as np
 
+from corrente.data.support import Ids, Support
+from corrente.data.types import ApplyMode, Completion, FinishReason, Request, Sampling, Scores, Span, Tokens
 from corrente.engine.base import EngineStats
 from corrente.engine.embedded.stop import Decode, StopStrings, cut, stop_ids
 from corrente.engine.vllm import answers
 from corrente.engine.vllm.client import Client, ServerError
 from corrente.errors import AlignmentError, GenerationError, SyncError
-from corrente.kept import Ids, Support
-from corrente.sync.base import ApplyMode, Offer, Update
+from corrente.sync.base import Offer, Update
 from corrente.sync.layout import Layout
-from corrente.types import Completion, FinishReason, Request, Sampling, Scores, Span, Tokens
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"

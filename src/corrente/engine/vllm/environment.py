@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from corrente.config import Lora, RunConfig, Vllm, VllmNccl
-from corrente.context import context
 from corrente.engine.vllm.answers import EXPERTS_FLAG, MASK_FLAG
 from corrente.errors import ConfigError
+from corrente.models.limits import context
 
 VARIABLE = "CORRENTE_VLLM_PYTHON"
 TOKEN_VARIABLE = "CORRENTE_VLLM_TOKEN"

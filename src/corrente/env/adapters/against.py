@@ -19,11 +19,11 @@ import anyio
 import httpx2 as httpx
 import msgspec
 
+from corrente.common.imports import import_callable
+from corrente.common.threads import DaemonThreads
 from corrente.env.environment import Observation
 from corrente.env.tools import run
 from corrente.errors import ConfigError, RolloutError
-from corrente.named import find
-from corrente.offload import DaemonThreads
 
 Messages = Sequence[Mapping[str, Any]]
 Opponent = Callable[[Messages], Awaitable[str]]
@@ -59,7 +59,7 @@ class Against:
         if not opponents:
             raise ConfigError("env.options.opponents is empty: name an agent and who plays it, or leave Against out")
         self._threads = DaemonThreads(limit=THREADS)
-        self._inner: Any = find(factory, key="env.options.factory")(**(options or {}))
+        self._inner: Any = import_callable(factory, key="env.options.factory")(**(options or {}))
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0), trust_env=False, headers=_headers())
         self._opponents = {agent: self._opponent(agent, given) for agent, given in opponents.items()}
         self._heard: dict[str, list[Mapping[str, Any]]] = {}
@@ -98,7 +98,7 @@ class Against:
 
     def _opponent(self, agent: str, given: str | Mapping[str, Any]) -> Opponent:
         if isinstance(given, str):
-            function = find(given, key=f"env.options.opponents.{agent}")
+            function = import_callable(given, key=f"env.options.opponents.{agent}")
 
             async def play(messages: Messages) -> str:
                 return str(await run(function, {"messages": list(messages)}, offload=self._threads))

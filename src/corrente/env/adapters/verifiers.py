@@ -23,10 +23,10 @@ from typing import Any
 
 import msgspec
 
+from corrente.common.imports import import_callable
 from corrente.env.adapters.packages import package
 from corrente.env.environment import Observation
 from corrente.errors import ConfigError, RolloutError
-from corrente.named import find
 
 _LOCK = threading.Lock()
 _LOADED: dict[tuple[str, str, str], _Tasks] = {}
@@ -160,7 +160,7 @@ def _taskset(vf: Any, taskset: Any, config: Mapping[str, Any]) -> Any:
     if not isinstance(taskset, str):
         raise ConfigError(f"env.options.taskset is of type {type(taskset).__name__}; it must be a name, or a Taskset")
     by_id = ":" not in taskset
-    cls = _installed(vf, taskset) if by_id else find(taskset, key="env.options.taskset")
+    cls = _installed(vf, taskset) if by_id else import_callable(taskset, key="env.options.taskset")
     if not (isinstance(cls, type) and issubclass(cls, vf.Taskset)):
         raise ConfigError(f"env.options.taskset = {taskset!r}: it is no class of Taskset")
     generic = package("verifiers.v1.utils.generic", of="Verifiers", install="'verifiers>=0.4'")

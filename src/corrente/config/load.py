@@ -1,0 +1,337 @@
+"""TOML and ``--set a.b=c`` to a RunConfig, and back. Every fault is one line: what was given, what is allowed, which key.
+
+    load_config(path, overrides) -> RunConfig read, override, refuse what is unknown or out of range
+    dump_config(config) -> str                  TOML that loads to the same config
+
+A value after ``--set`` is read as TOML, and taken as plain text where that fails or where the key is a text. Changing a section's
+``kind`` from the command line drops the file's keys that the new kind does not have; a key given on the command line itself is
+never dropped, but refused. A buffer kind set there likewise outdoes the file's staleness.max. ``sync.kind`` follows
+``runtime.kind`` when not given. Loads no model and writes nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corrente.config import RunConfig, schema
+from corrente.config.sync import SYNC_OF_RUNTIME
+from corrente.errors import ConfigError
+
+__all__ = ["dump_config", "load_config", "parse_config"]
+
+COMMAND_LINE = "--set"
+FIXED_MAX = {"none": 0, "double": 1}
+"""Buffer kinds that settle staleness.max themselves."""
+UNUSED_MAX = (*FIXED_MAX, "stream")
+
+Raw = dict[str, dict[str, Any]]
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a config file, apply ``key=value`` overrides, and return what results. Raises ConfigError.
+
+    A relative prompt, reward, model or adapter path that does not exist from the working directory but does beside the config
+    file is taken from there. Combinations are not judged here: see ``entrypoints.checks``.
+    """
+    path = Path(path)
+    return parse_config(_read(path), overrides, source=path.name, beside=path.parent)
+
+
+def parse_config(
+    tables: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    source: str = "the config",
+    beside: Path | None = None,
+) -> RunConfig:
+    """``load_config`` for tables that are already in memory."""
+    given = _from_file(tables, source=source)
+    if beside is not None:
+        _locate(given, beside)
+    set_here = _from_command_line(overrides)
+    _settle_functions(given, set_here)
+    new_buffer = "kind" in set_here.get("buffer", {})
+    _settle_kinds(given, set_here)
+    if new_buffer and given["buffer"]["kind"] in UNUSED_MAX:
+        given["staleness"].pop("max", None)
+    _settle_max(given, set_here)
+    values: dict[str, Any] = {
+        name: _section(name, given.get(name, {}), set_here.get(name, {}), source) for name in schema.sections()
+    }
+    return RunConfig(**values)
+
+
+def dump_config(config: RunConfig, *, notes: Sequence[str] = ()) -> str:
+    """The config as TOML, every key present; ``notes`` become comments on top. ``load_config`` of it gives an equal config.
+
+    staleness.max is left out where buffer.kind settles it.
+    """
+    lines = [f"# {note}" for note in notes]
+    buffer_kind = schema.kind_of(config.buffer)
+    for name in schema.sections():
+        section = getattr(config, name)
+        kind = schema.kind_of(section)
+        lines += ["", f"[{name}]"] if lines else [f"[{name}]"]
+        lines += [f"kind = {schema.show(kind)}"] if kind else []
+        for key in type(section).__struct_fields__:
+            if (name, key) == ("staleness", "max") and buffer_kind in UNUSED_MAX:
+                continue
+            lines.append(f"{key} = {schema.show(getattr(section, key))}")
+    return "\n".join(lines) + "\n"
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise ConfigError(f"config file {path} is a directory; give a TOML file, such as a run's config.toml")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from None
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # that a number or a nesting is too long is no TOMLDecodeError
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _from_file(tables: Mapping[str, Any], *, source: str) -> Raw:
+    given: Raw = {}
+    for name, table in tables.items():
+        if name not in schema.sections():
+            inner = next(iter(table), "") if isinstance(table, dict) else ""
+            raise _unknown(f"{name}.{inner}" if inner else name, source)
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name} = {schema.show(table)} in {source}: {name} is a section, written [{name}]")
+        given[name] = dict(table)
+    return given
+
+
+def _from_command_line(overrides: Sequence[str]) -> Raw:
+    given: Raw = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        key = key.strip()
+        if not equals:
+            raise ConfigError(f"{COMMAND_LINE} {override}: no value; write {COMMAND_LINE} {key or 'section.key'}=VALUE")
+        section, dot, leaf = key.partition(".")
+        if section not in schema.sections() or not dot or not leaf:
+            raise _unknown(key, COMMAND_LINE)
+        given.setdefault(section, {})[leaf] = _value(section, leaf, text.strip())
+    return given
+
+
+def _value(section: str, leaf: str, text: str) -> Any:
+    try:
+        tables = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    value = tables["value"]
+    types_of_key = [schema.fields(cls)[leaf] for cls in schema.sections()[section] if leaf in schema.fields(cls)]
+    wants_text = leaf == "kind" or (bool(types_of_key) and all(map(schema.is_text, types_of_key)))
+    return text if len(tables) > 1 or (wants_text and not isinstance(value, str)) else value
+
+
+def _locate(given: Raw, folder: Path) -> None:
+    """Paths that exist only beside the config file are taken from there."""
+
+    def found(text: Any) -> Any:
+        if not isinstance(text, str) or not text or Path(text).exists() or not (folder / text).exists():
+            return text
+        return str(folder / text)
+
+    for source in (*_tables_of(given, "prompts", "sources"), *_tables_of(given, "eval", "sources")):
+        source |= {key: found(source[key]) for key in ("path", "eval_path") if key in source}
+    for section, key in (("prompts", "path"), ("prompts", "eval_path"), ("model", "path"), ("adapters", "init")):
+        if key in given.get(section, {}):
+            given[section][key] = found(given[section][key])
+
+    def found_function(name: Any) -> Any:
+        file, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+        return f"{found(file)}{colon}{attribute}" if file.endswith(".py") else name
+
+    env = given.get("env", {})
+    env |= {"factory": found_function(env["factory"])} if "factory" in env else {}
+    if isinstance(env.get("functions"), list):
+        env["functions"] = [found_function(name) for name in env["functions"]]
+    reward = given.get("reward", {})
+    if isinstance(reward.get("functions"), list):
+        reward["functions"] = [found_function(name) for name in reward["functions"]]
+    for scorer in _tables_of(given, "reward", "scorers"):
+        scorer |= {"function": found_function(scorer["function"])} if "function" in scorer else {}
+        scorer |= {"path": found(scorer["path"])} if "path" in scorer else {}
+
+
+def _tables_of(given: Raw, section: str, key: str) -> list[dict[str, Any]]:
+    """The tables of a key that is a list of them, as far as it is one: what it should be is judged later."""
+    value = given.get(section, {}).get(key)
+    return [table for table in value if isinstance(table, dict)] if isinstance(value, list) else []
+
+
+# ---- what one section says ---------------------------------------------------------------------------------------------------
+
+
+def _settle_kinds(given: Raw, set_here: Raw) -> None:
+    """Decide each section's kind, and drop the file's keys that a kind changed from the command line does not have."""
+    for section in schema.sections():
+        kinds = schema.kinds(section)
+        table, here = given.setdefault(section, {}), set_here.get(section, {})
+        if not kinds:
+            continue
+        default = schema.default_kind(section)
+        if section == "sync":
+            default = SYNC_OF_RUNTIME.get(given["runtime"]["kind"], default)
+        before = table.get("kind", default)
+        kind = here.pop("kind", before)
+        if not isinstance(kind, str) or kind not in kinds:
+            allowed = ", ".join(map(schema.show, kinds))
+            raise ConfigError(f"{section}.kind = {schema.show(kind)}: it must be one of {allowed}")
+        table["kind"] = kind
+        if kind != before:
+            given[section] = {k: v for k, v in table.items() if k == "kind" or k in schema.fields(kinds[kind])}
+
+
+def _settle_functions(given: Raw, set_here: Raw) -> None:
+    """Where there are scorers, reward.functions is empty unless it is given."""
+    reward = {**given.get("reward", {}), **set_here.get("reward", {})}
+    if reward.get("scorers") and "functions" not in reward:
+        given.setdefault("reward", {})["functions"] = []
+
+
+def _settle_max(given: Raw, set_here: Raw) -> None:
+    """staleness.max may not contradict a buffer kind that settles it."""
+    kind = given["buffer"]["kind"]
+    here = set_here.get("staleness", {})
+    value = here.get("max", given["staleness"].get("max"))
+    if kind not in UNUSED_MAX or value is None:
+        return
+    if kind in FIXED_MAX and value != FIXED_MAX[kind]:
+        raise ConfigError(
+            f'staleness.max = {schema.show(value)}: buffer.kind = "{kind}" fixes it at {FIXED_MAX[kind]}; leave it out, '
+            f'or set buffer.kind = "window"'
+        )
+    if kind == "stream":
+        raise ConfigError(
+            f'staleness.max = {schema.show(value)}: buffer.kind = "stream" has no such limit; leave it out and use '
+            "staleness.reject or staleness.mask"
+        )
+    here.pop("max", None)
+    given["staleness"].pop("max", None)
+
+
+def _section(name: str, table: Mapping[str, Any], here: Mapping[str, Any], source: str) -> msgspec.Struct:
+    kinds = schema.kinds(name)
+    cls = kinds[table["kind"]] if kinds else schema.sections()[name][0]
+    values: dict[str, Any] = {}
+    for origin, keys in ((source, table), (COMMAND_LINE, here)):
+        for key, value in keys.items():
+            if key == "kind" and kinds:
+                continue
+            values[key] = _convert(name, cls, key, value, origin)
+    for key in schema.required(cls):
+        if key not in values:
+            given = f' with {name}.kind = "{table["kind"]}"' if kinds else ""
+            raise ConfigError(f"{name}.{key} is missing{given}: it must be {schema.allowed(schema.fields(cls)[key])}")
+    return cls(**values)
+
+
+def _convert(section: str, cls: type[msgspec.Struct], key: str, value: Any, origin: str) -> Any:
+    full = f"{section}.{key}"
+    if key not in schema.fields(cls):
+        raise _wrong_kind(section, cls, key, origin) or _unknown(full, origin)
+    hint = schema.fields(cls)[key]
+    if kinds := schema.tables(hint):
+        return _tables(full, value, kinds, origin)
+    return _checked(full, value, hint)
+
+
+def _tables(
+    full: str, value: Any, kinds: Mapping[str, type[msgspec.Struct]], origin: str
+) -> tuple[msgspec.Struct, ...]:
+    """A list of tables, each of one of ``kinds``."""
+    if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
+        raise ConfigError(f"{full} = {schema.show(value)}: it must be a list of tables, each written [[{full}]]")
+    return tuple(_table(f"{full}[{at}]", table, kinds, origin) for at, table in enumerate(value))
+
+
+def _table(
+    full: str, table: Mapping[str, Any], kinds: Mapping[str, type[msgspec.Struct]], origin: str
+) -> msgspec.Struct:
+    cls = kinds.get(str(table.get("kind", "")))
+    if cls is None:
+        given = f"{full}.kind = {schema.show(table['kind'])}" if "kind" in table else f"{full}.kind is missing"
+        raise ConfigError(f"{given}: it must be one of {', '.join(map(schema.show, kinds))}")
+    hints = schema.fields(cls)
+    for key in table:
+        if key != "kind" and key not in hints:
+            near = difflib.get_close_matches(key, hints, 1)
+            helps = f"did you mean {near[0]}?" if near else f"known are {', '.join(hints)}"
+            raise ConfigError(f"unknown key {full}.{key} ({origin}): {helps}")
+    for key in schema.required(cls):
+        if key not in table:
+            raise ConfigError(
+                f'{full}.{key} is missing with kind = "{table["kind"]}": it must be {schema.allowed(hints[key])}'
+            )
+    return cls(**{key: _checked(f"{full}.{key}", value, hints[key]) for key, value in table.items() if key != "kind"})
+
+
+def _checked(full: str, value: Any, hint: Any) -> Any:
+    """A value of the type and within the range that ``hint`` says."""
+    if value == schema.NONE and schema.optional(hint):
+        return None
+    try:
+        converted = msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        converted = math.nan
+    numbers = converted if isinstance(converted, tuple) else (converted,)
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        raise ConfigError(f"{full} = {schema.show(value)}: it must be {schema.allowed(hint)}")
+    return _plain(full, converted) if isinstance(converted, dict) else converted
+
+
+def _plain(full: str, value: Any) -> Any:
+    """A value of a free table as TOML gives it back. A program may bring what TOML has no word for."""
+    match value:
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _plain(f"{full}.{key}", item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(f"{full}[{at}]", item) for at, item in enumerate(value)]
+        case str() | int() | float() | datetime.date() | datetime.time():
+            return value
+        case _:
+            raise ConfigError(
+                f"{full} = {value!r}: it must be something that a config file can hold (text, number, true or false, date, "
+                "list, or table with texts for keys); leave it out"
+            )
+
+
+def _wrong_kind(section: str, cls: type[msgspec.Struct], key: str, origin: str) -> ConfigError | None:
+    owners = [kind for kind, other in schema.kinds(section).items() if key in schema.fields(other)]
+    if not owners:
+        return None
+    kind = str(cls.__struct_config__.tag)
+    belongs = " or ".join(f'"{owner}"' for owner in owners)
+    return ConfigError(
+        f'{section}.{key} ({origin}) is not a key of {section}.kind = "{kind}": leave it out, or set '
+        f"{section}.kind = {belongs}"
+    )
+
+
+def _unknown(key: str, origin: str) -> ConfigError:
+    near = schema.nearest(key)
+    if near:
+        return ConfigError(f"unknown key {key} ({origin}): did you mean {near}?")
+    section = key.partition(".")[0]
+    known = [k for k in schema.all_keys() if k.startswith(f"{section}.")] or [f"[{name}]" for name in schema.sections()]
+    return ConfigError(f"unknown key {key} ({origin}): known are {', '.join(known)}")

@@ -1,0 +1,398 @@
+"""THE loop: feed -> generate -> score -> buffer -> learn -> publish.
+
+stage      waits for                                     is woken by                            ends with
+---------  --------------------------------------------  -------------------------------------  ---------------------------
+feed       a free slot (admission: the only throttle)    publish (weights live), or a drop      a ticket and its prompt
+generate   the valve, then the engine                    the inflight policy; the engine        G episodes, or given up
+score      the scorer, under its deadline                the scorer                             a group with rewards
+buffer     nothing                                       -                                      put, or drop with a reason
+learn      P groups that may be consumed                 buffer                                 one optimizer step
+stage      the flip before; who samples from older ones  publish; the engine                    weights where engines see them
+publish    a staged version; the inflight policy         learn                                  version + 1, freed slots
+evaluate   a version that is due                         publish                                held-out reward
+report     a finished step                               learn                                  metrics in the sinks
+watch      the clock                                     what moves (watchdog.py)               StallError when nothing moved
+
+Every prompt that is admitted ends in exactly one of trained / filtered / failed / stale / cancelled (``Ledger``). The version
+advances only when every engine has applied it, and only then do the slots of the groups it was trained on come free; with
+consumption inside the window this bounds the age of every trained token, which is asserted in ``_learn``.
+
+No wall clock and no threads: time is ``anyio.current_time()``, so the same code runs under asyncio in production and under trio
+with a virtual clock in tests and in the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from corrente.common.waiting import Bell
+from corrente.controller.alarms import Alarms
+from corrente.controller.checkpointer import Keeper
+from corrente.controller.evaluator import Evaluator
+from corrente.controller.failure_budget import budgets
+from corrente.controller.journal import Journal
+from corrente.controller.ledger import Admission, Ledger
+from corrente.controller.partial_rollout import transcripts
+from corrente.controller.parts import Outcome, Parts
+from corrente.controller.publisher import Publisher
+from corrente.controller.reporter import Report, Reporter
+from corrente.controller.request_gate import Valve
+from corrente.controller.rollout import Player, first_error, scored, survivors
+from corrente.controller.snapshot import Snapshot, Unfinished
+from corrente.controller.step_metrics import Scored, lag_metrics, sample_records, trained_metrics
+from corrente.controller.watchdog import watch
+from corrente.data.age import assert_age
+from corrente.data.types import Batch, Group, Metrics, Prompt
+from corrente.data.types import Outcome as GroupOutcome
+from corrente.errors import AlarmError, EndOfStream, FailureBudgetError, NothingToLearnError, root_cause, while_running
+from corrente.sync.base import Update
+
+Staged = tuple[Update, tuple[int, ...], int]
+"""An update on its way, the groups whose slots it frees, and the step whose weights it brings."""
+
+
+async def run(parts: Parts, *, snapshot: Snapshot | None = None, stop: anyio.Event | None = None) -> Outcome:
+    """Run the pipeline to its end. ``snapshot``: continue from a checkpoint. ``stop``: once set, end at the next version,
+    with a checkpoint. Errors come out as one exception, the first that happened."""
+    try:
+        return await Pipeline(parts, snapshot=snapshot, stop=stop).run()
+    except BaseExceptionGroup as group:
+        raise root_cause(group) from group
+    finally:
+        parts.sink.close()
+
+
+class Pipeline:
+    """The state of one run. Stages are methods, in the order in which data passes them."""
+
+    def __init__(self, parts: Parts, *, snapshot: Snapshot | None = None, stop: anyio.Event | None = None) -> None:
+        self.parts = parts
+        self.plan = parts.plan
+        self.step = snapshot.step if snapshot else 0
+        self.version = -1
+        """Live in the engine."""
+        self.learner_version = snapshot.version if snapshot else 0
+        """The version the learner's next step starts from; at most one ahead of the live one, plus a step in progress."""
+        self.ledger = Ledger(snapshot.ledger if snapshot else None)
+        self.journal = Journal(parts.sink, before_s=snapshot.elapsed_s if snapshot else 0.0)
+        self.valve = Valve(parts.engine.abort)
+        self._budget, self._fruitless = budgets(parts, snapshot)
+        self._alarms = Alarms(self.plan.alarm, parts.sink)
+        self._player = Player(parts, parts.env, valve=self.valve, waits=self.journal.waits, budget=self._budget)
+        self._publisher = Publisher(parts, valve=self.valve, journal=self.journal)
+        self._evaluator = Evaluator(
+            parts, valve=self.valve, journal=self.journal, done=snapshot.evaluated if snapshot else -1
+        )
+        self._reporter = Reporter(parts, ledger=self.ledger, journal=self.journal, step=self.step)
+        self._keeper = Keeper(
+            parts, self.ledger, self.journal, self._evaluator, self._reporter, self._fruitless, self._budget
+        )
+        self._live_step = self.step  # whose weights are live
+        self._carried = snapshot.admit_again(parts.plan, parts.inflight.one_version) if snapshot else []
+        self._next_ticket = snapshot.next_ticket if snapshot else 0
+        self._stop = stop or anyio.Event()
+        self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()
+        self._failure: Exception | None = None
+        self._fed = False  # the last step has its groups
+        self._landed = Bell()
+        self._trained_since_stage: list[int] = []
+        self._steps_since_stage = 0
+        self._scored = Scored()
+        if snapshot:
+            parts.prompts.restore(snapshot.prompts)
+
+    async def run(self) -> Outcome:
+        """All stages side by side, until the last step is taken, the data ends or ``stop`` is set."""
+        ended, checkpoint = "", None
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(watch, self.journal, self.parts)
+            watching.start_soon(self._heed_stop)
+            update = await self._publisher.stage(self.learner_version)
+            await self._publisher.land(update)
+            self.version = update.version
+            ended = await self._flow()
+            if ended == "data" and (vain := self._fruitless.close(self._budget, self.ledger)):
+                ended, self._failure = "failed", vain
+            if ended != "failed" and not self._stop.is_set():
+                await self._evaluator.run(step=self._live_step, version=self.version)
+            checkpoint = await self._checkpoint() if self._at_version or ended != "failed" else None
+            watching.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+        self.ledger.settle_rest("cancelled", "the run ended")
+        return Outcome(
+            ended=ended,
+            steps=self.step,
+            version=self.version,
+            counts=self.ledger.counts(),
+            elapsed_s=self.journal.elapsed_s,
+            checkpoint=checkpoint,
+        )
+
+    async def _flow(self) -> str:
+        """feed .. publish. Ends when ``_learn`` does: closing its streams ends publish and report, the feed is cancelled."""
+        flips, flips_in = anyio.create_memory_object_stream[Staged](1)
+        reports, reports_in = anyio.create_memory_object_stream[Report](64)
+        ended = ""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._feed)
+            tasks.start_soon(self._publish, flips_in, tasks)
+            tasks.start_soon(self._reporter.run, reports_in, self.plan.max_age)
+            self._evaluate_when_due(tasks)
+            async with flips, reports:
+                ended = await self._learn(flips, reports)
+            await self._end_generation()
+            self._evaluator.hurry()
+        return ended
+
+    async def _end_generation(self) -> None:
+        """What live requests have so far is put on record, and they are cancelled; of evaluations only where there is haste."""
+        await self._keeper.look()
+        self._feeding.cancel()
+        if self._failure or self._stop.is_set():
+            self._evaluator.cut_off()
+
+    # ---- feed, generate, score, buffer ----------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        """Admit prompts as slots come free: first those a checkpoint left unfinished, in their order, then new ones."""
+        again = list(self.parts.prompts.find([unfinished.prompt_id for unfinished in self._carried]))
+        with self._feeding:
+            async with anyio.create_task_group() as rollouts:
+                while True:
+                    with self.journal.waits.on("feed", "a free slot"):
+                        try:
+                            ticket = (await self.parts.buffer.reserve()).id
+                        except EndOfStream:
+                            return
+                    try:
+                        prompt = again.pop(0) if again else self.parts.prompts.next()
+                    except Exception as error:
+                        return self._give_up(while_running(error, begun=self.step > 0), needed=not self._fed)
+                    if prompt is None:
+                        self.parts.buffer.drop(ticket)
+                        self.parts.buffer.close()
+                        return
+                    self._admit(ticket, prompt, rollouts)
+
+    def _admit(self, ticket: int, prompt: Prompt, rollouts: TaskGroup) -> None:
+        self._next_ticket = ticket + 1
+        unfinished = self._carried.pop(0) if self._carried else Unfinished(prompt_id=prompt.id)
+        written = transcripts(self.plan.group_size, unfinished.answers)
+        admission = Admission(prompt=prompt, version=self.version, transcripts=written)
+        self.ledger.admit(ticket, admission)
+        self.journal.moved()
+        if unfinished.group is None:
+            rollouts.start_soon(self._try_rollout, ticket, admission)
+        else:
+            self._put(msgspec.structs.replace(unfinished.group, id=ticket))
+
+    async def _try_rollout(self, ticket: int, admission: Admission) -> None:
+        """Where generation cannot go on but the learner is well, the run ends with a checkpoint first, then the error."""
+        try:
+            async with AsyncExitStack() as held:
+                await self._rollout(ticket, admission, held)
+        except Exception as error:
+            failure = root_cause(error)
+            if not isinstance(failure, NothingToLearnError | FailureBudgetError):
+                raise
+            self._give_up(failure, needed=not self._fed)
+
+    def _give_up(self, failure: Exception, *, needed: bool = True) -> None:
+        """Generate no more, and end the run after the step that is under way; well, where it ``needed`` none of what failed."""
+        self._feeding.cancel()
+        if not needed:
+            return self.parts.sink.event("warning", f"generation ended while the last step was under way: {failure}")
+        self._failure = self._failure or failure
+        self._collecting.cancel()
+
+    async def _rollout(self, ticket: int, admission: Admission, held: AsyncExitStack) -> None:
+        """Generate and score one group. It ends in the buffer, or dropped with a reason, and its slot comes back. ``held`` keeps
+        what its environments need until then."""
+        async with self.valve.group(ticket, version=admission.version) as passage:
+            with self._timed("generate", f"group {ticket}", prompt=admission.prompt.id):
+                played = await self._player.group(ticket, admission, seed=self.plan.seed, held=held)
+        if passage.given_up:
+            return self._drop(ticket, "cancelled", "still generating when the inflight policy gave it up")
+        group, error = survivors(played), first_error(played)
+        if group.episodes:
+            with self._timed("score", f"group {ticket}"), self.journal.waits.on("score", "the scorer"):
+                after = await scored(self.parts.scorer, group, self._budget)
+            group, error = survivors(after), error or first_error(after)
+            self._scored.add(group)
+        reason = self.parts.algorithm.trainable(group)
+        if error and (not group.episodes or (reason and len(group.episodes) < 2)):
+            reason = error.splitlines()[0][:200]
+            self._drop(ticket, "failed", reason)
+        elif reason:
+            self._drop(ticket, "filtered", reason)
+        else:
+            self._put(group)
+        self._fruitless.filtered.count(1, reason)
+
+    def _put(self, group: Group) -> None:
+        self.ledger.finish(group)
+        self.parts.buffer.put(group)
+        self.journal.moved()
+
+    def _drop(self, ticket: int, outcome: GroupOutcome, reason: str) -> None:
+        self.ledger.settle(ticket, outcome, reason)
+        self.parts.buffer.drop(ticket)
+        self.journal.moved()
+
+    # ---- learn ----------------------------------------------------------------------------------------------------------------
+
+    async def _learn(self, flips: MemoryObjectSendStream[Staged], reports: MemoryObjectSendStream[Report]) -> str:
+        """Take P groups, take a step, stage the new weights; returns why it ended."""
+        checkpoint_due = False
+        while self.step < self.plan.steps:
+            began_s = self.journal.elapsed_s
+            groups, limits = await self._collect()
+            if not groups:
+                await self._stage(flips)
+                return "failed" if self._failure else "stopped" if self._stop.is_set() else "data"
+            taken_s = self.journal.elapsed_s
+            batch = self.parts.algorithm.batch(
+                groups, step=self.step, version=self.learner_version, oldest_trainable=limits
+            )
+            assert_age(batch.lags(), bound=self.plan.max_age)
+            values = await self._step(batch)
+            self.step += 1
+            self._steps_since_stage += 1
+            try:
+                self._settle(groups, batch, values)
+            except (NothingToLearnError, AlarmError) as failure:
+                self._give_up(failure)
+            stepped_s = self.journal.elapsed_s
+            if self._at_version or len(groups) < self.plan.prompts_per_step:
+                await self._stage(flips)
+            values |= trained_metrics(groups) | lag_metrics(batch, groups, limits) | self._scored.metrics()
+            self._scored = Scored()
+            values["time/wait_groups_s"] = taken_s - began_s
+            values["time/stage_s"] = self.journal.elapsed_s - stepped_s
+            values["time/step_s"] = self.journal.elapsed_s - began_s
+            await reports.send((self.step, self.learner_version, values))
+            checkpoint_due |= bool(self.plan.checkpoint_every) and self.step % self.plan.checkpoint_every == 0
+            if checkpoint_due and self._at_version:
+                checkpoint_due = False
+                await self._checkpoint()
+        await self._stage(flips)
+        return "steps"
+
+    async def _step(self, batch: Batch) -> dict[str, float]:
+        with (
+            self._timed("learn", f"step {self.step + 1}", version=batch.version, rows=len(batch.rows)),
+            self.journal.waits.on("learn", "the learner"),
+        ):
+            return dict(await self.parts.learner.step(batch))
+
+    async def _collect(self) -> tuple[list[Group], list[int | None]]:
+        """P groups that are not stale, in admission order; fewer only when the data ended; none when asked to stop, which
+        happens between versions. Groups in hand at that moment stay outstanding, for the checkpoint."""
+        groups: list[Group] = []
+        limits: list[int | None] = []
+        if self._failure or (self._stop.is_set() and self._at_version):
+            return [], []
+        with anyio.CancelScope() as self._collecting, self.journal.waits.on("learn", "groups"):
+            while len(groups) < self.plan.prompts_per_step:
+                taken = await self.parts.buffer.take(self.plan.prompts_per_step - len(groups))
+                for group in taken:
+                    verdict = self.parts.staleness.judge(group, self.learner_version)
+                    if verdict.stale:
+                        self._drop(group.id, "stale", verdict.stale)
+                    else:
+                        groups.append(group)
+                        limits.append(verdict.oldest_trainable)
+                if not taken:
+                    break
+        self.journal.moved()
+        if self._collecting.cancelled_caught:
+            return [], []
+        self._fed = self.step + 1 >= self.plan.steps
+        return groups, limits
+
+    async def _heed_stop(self) -> None:
+        """Between versions, a stop also ends the wait for groups and for a flip that waits for requests; within one, the version
+        is finished first. Once nothing is generated any more, it ends the last evaluation."""
+        await self._stop.wait()
+        self._landed.ring()
+        if self._feeding.cancel_called:
+            self._evaluator.cut_off()
+        if self._at_version:
+            self._collecting.cancel()
+
+    @property
+    def _at_version(self) -> bool:
+        """Between two versions. They are counted from the last one: where data ended within a version, it was a short one."""
+        return self._steps_since_stage % self.plan.publish_every == 0
+
+    @property
+    def _caught_up(self) -> bool:
+        return self.version == self.learner_version
+
+    def _settle(self, groups: list[Group], batch: Batch, values: Metrics) -> None:
+        for group in groups:
+            self.ledger.settle(group.id, "trained")
+            self._trained_since_stage.append(group.id)
+        for sample in sample_records(groups, count=self.plan.samples_per_step, version=batch.version):
+            self.parts.sink.sample(self.step, sample)
+        self.journal.moved()
+        self._fruitless.empty.count(len(groups), "" if batch.rows else "no row of the step carries a gradient")
+        self._alarms.look(self.step, values, may_stop=self._at_version)
+
+    # ---- publish --------------------------------------------------------------------------------------------------------------
+
+    async def _stage(self, flips: MemoryObjectSendStream[Staged]) -> None:
+        """Copy the learner's weights to where engines see them; the learner may go on the moment this returns."""
+        if not self._trained_since_stage:
+            return
+        with self.journal.waits.on("learn", "the flip of the version before"):
+            await self._landed.until(lambda: self._caught_up or self._stop.is_set())
+            if not self._caught_up:
+                await self._end_generation()
+            await self._landed.until(lambda: self._caught_up)
+        with self.journal.waits.on("learn", "staging"):
+            update = await self._publisher.stage(self.learner_version + 1)
+        self.learner_version = update.version
+        freed, self._trained_since_stage = tuple(self._trained_since_stage), []
+        self._steps_since_stage = 0
+        flips.send_nowait((update, freed, self.step))
+
+    async def _publish(self, flips: MemoryObjectReceiveStream[Staged], tasks: TaskGroup) -> None:
+        """Land each staged version in turn; when it is live the version advances, and slots come free."""
+        async with flips:
+            async for update, freed, step in flips:
+                await self._publisher.land(update)
+                self.version, self._live_step = update.version, step
+                self.parts.buffer.release(freed)
+                self._landed.ring()
+                self._evaluate_when_due(tasks)
+
+    # ---- beside the loop ------------------------------------------------------------------------------------------------------
+
+    def _evaluate_when_due(self, tasks: TaskGroup) -> None:
+        """The last version is left to the evaluation after the last step."""
+        over = self._failure or self._stop.is_set() or self.step >= self.plan.steps
+        if self._evaluator.due(self.version) and not over:
+            tasks.start_soon(lambda: self._evaluator.run(step=self._live_step, version=self.version))
+
+    async def _checkpoint(self) -> Path | None:
+        """The control plane as it stands between two steps, and the learner's weights beside it."""
+        await self._keeper.look()
+        return await self._keeper.write(
+            step=self.step, version=self.learner_version, next_ticket=self._next_ticket, carried=self._carried
+        )
+
+    @contextmanager
+    def _timed(self, track: str, name: str, **attrs: object) -> Generator[None]:
+        start_s = self.journal.elapsed_s
+        yield
+        self.journal.span(track, name, start_s, **attrs)
+        self.journal.moved()

@@ -1,0 +1,1 @@
+"""What flows between the stages: prompts, completions, episodes, groups, rows, batches. numpy only."""

@@ -1,0 +1,385 @@
+"""The data that flows through the pipeline: frozen, keyword-only, numpy at most.
+
+Prompt -> Request -> Completion -> Turn -> Episode -> Group -> Row -> Batch. Every sampled token keeps, from the engine to the
+loss, the version of the weights that sampled it and the log-probability it was sampled with.
+
+Shapes: T tokens of one completion, L tokens of one training row (prompt + completion), G episodes of a group, P groups of a step.
+Arrays are int32 (tokens, versions), float32 (log-probs, advantages) or bool (masks). Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from corrente.data.routing import Experts, Routing, join_routings
+from corrente.data.support import Support, join_supports
+from corrente.errors import AlignmentError
+
+Tokens = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+FinishReason = Literal["stop", "length", "abort"]
+Outcome = Literal["trained", "filtered", "failed", "stale", "cancelled"]
+"""How an admitted prompt ends: exactly one of these, with a reason and a count."""
+ApplyMode = Literal["swap", "recompute", "snapshot"]
+"""What becomes of live sequences when weights change. swap: go on under the new weights with the key/value cache they have.
+recompute: go on, the cache rebuilt under the new weights. snapshot: finish under the old weights; only new ones use the new."""
+
+LARGEST_REWARD = 1e18
+"""In size: squares of what is larger are infinite in float32."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are drawn. Log-probs are those of the distribution that results from all of these together.
+
+    The order is: temperature, top_k, top_p, min_p (each on what the one before left), then renormalise. temperature 0 is
+    greedy, and its log-probs are those of the untempered distribution. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch off.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1)] = 64
+    """Of one completion; clipped to what the context has left."""
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    """Divides the logits; above 0 for training."""
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    """Keep the k likeliest tokens."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Keep the fewest tokens whose probabilities reach this sum."""
+    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Keep tokens at least this likely, relative to the likeliest."""
+    keep_support: bool = True
+    """Keep the ids that top_k, top_p and min_p leave of each draw, so that the learner renormalises over the same ones."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End a completion, besides the end-of-sequence tokens of the model and its tokenizer."""
+    stop: tuple[str, ...] = ()
+    """End a completion where its text contains one of these, or where a special token is one; the text leaves it out."""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether there are tokens that cannot be drawn."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One task. ``id`` is stable across runs and epochs ("<epoch>/<row>"); ``fields`` are the dataset's other columns.
+
+    ``text`` is what the model reads, rendered; ``messages`` is the conversation it was rendered from (role and content), empty
+    where the prompt is plain text.
+    """
+
+    id: str
+    tokens: Tokens
+    text: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    fields: dict[str, Any] = {}
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Tokens [start, stop) were sampled by the weights of ``version``."""
+
+    version: int
+    start: int
+    stop: int
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One completion to generate, from its beginning or from where an interruption left it.
+
+    ``tokens`` is the context (T0,). ``group`` names the prompt whose key/value cache its members share (equal group, equal
+    prompt). ``seed`` makes the draw repeatable whatever else is in the batch: a token's draw depends on the seed and on its
+    position alone. ``written``: how many of the last of ``tokens`` belong to the completion already, sampled before an
+    interruption. They count against ``sampling.max_tokens`` and are seen by stop strings; they are not returned again.
+    """
+
+    id: str
+    tokens: Tokens
+    sampling: Sampling
+    seed: int = 0
+    group: str = ""
+    written: int = 0
+
+    def after(self, partial: Completion) -> Request:
+        """The request that goes on where ``partial``, an aborted answer to this one, ends."""
+        tokens = np.concatenate([self.tokens, partial.tokens])
+        return msgspec.structs.replace(self, tokens=tokens, written=self.written + len(partial.tokens))
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the engine sampled: tokens (T,), logprobs (T,), and spans that partition [0, T).
+
+    The end-of-sequence or stop token, when one was sampled, is the last of ``tokens``. ``text`` excludes it; of a completion
+    that was resumed it is the whole text, what was written before included. ``support``: the token sets that were drawn from;
+    None where nothing was cut off. ``routing``: the experts of a mixture; None where they are not kept.
+    """
+
+    tokens: Tokens
+    logprobs: Floats
+    spans: tuple[Span, ...]
+    finish_reason: FinishReason
+    text: str = ""
+    support: Support | None = None
+    routing: Routing | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.tokens)
+        if len(self.logprobs) != count:
+            raise AlignmentError(f"{count} tokens but {len(self.logprobs)} log-probs in one completion")
+        at = 0
+        for span in self.spans:
+            if span.start != at or span.stop <= span.start:
+                raise AlignmentError(f"version spans {self.spans} do not partition [0, {count})")
+            at = span.stop
+        if at != count:
+            raise AlignmentError(f"version spans {self.spans} do not partition [0, {count})")
+        for kept in (self.support, self.routing):
+            if kept is not None:
+                kept.check(self.tokens)
+
+    def then(self, rest: Completion) -> Completion:
+        """This partial and what was sampled after it, as one completion; neighbouring spans of one version become one."""
+        spans, at = list(self.spans), len(self.tokens)
+        for span in rest.spans:
+            moved = Span(span.version, span.start + at, span.stop + at)
+            if spans and spans[-1].version == moved.version:
+                moved = Span(moved.version, spans.pop().start, moved.stop)
+            spans.append(moved)
+        return Completion(
+            tokens=np.concatenate([self.tokens, rest.tokens]),
+            logprobs=np.concatenate([self.logprobs, rest.logprobs]),
+            spans=tuple(spans),
+            finish_reason=rest.finish_reason,
+            text=rest.text,
+            support=join_supports([self.support, rest.support], [at, len(rest.tokens)]),
+            routing=join_routings(self.routing, rest.routing, tokens=at, more=len(rest.tokens)),
+        )
+
+    @property
+    def versions(self) -> Tokens:
+        """Version per token (T,)."""
+        out = np.empty(len(self.tokens), np.int32)
+        for span in self.spans:
+            out[span.start : span.stop] = span.version
+        return out
+
+
+def _check_top(logprobs: Floats, top_ids: Tokens, top_logprobs: Floats, *, of: str) -> None:
+    count = len(logprobs)
+    if not top_ids.shape == top_logprobs.shape == (count, top_ids.shape[-1]):
+        raise AlignmentError(f"{count} log-probs, top {top_ids.shape} and {top_logprobs.shape} of {of}")
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Log-probs of given tokens (T,), untempered. ``logprobs`` (T-1,): of tokens[1:], each given what precedes it.
+
+    ``top_ids`` and ``top_logprobs`` (T-1, K): the K likeliest tokens at the same places, likeliest first; K = 0 unless asked for.
+    ``version``: of the weights that said so, where they have one.
+    """
+
+    logprobs: Floats
+    top_ids: Tokens
+    top_logprobs: Floats
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_top(self.logprobs, self.top_ids, self.top_logprobs, of="one score")
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One speaker's contribution. ``completion`` is set when the policy sampled it; otherwise the tokens were given.
+
+    ``parent``: the turn it follows, whose path is its context; None: the one before it; -1: none, it begins anew.
+    """
+
+    speaker: str
+    tokens: Tokens
+    completion: Completion | None = None
+    parent: int | None = None
+
+
+class StepScore(msgspec.Struct, frozen=True):
+    """What a process reward gave for tokens [start, stop) of the completion of ``turn``, an index into Episode.turns."""
+
+    turn: int
+    start: int
+    stop: int
+    score: float
+
+
+class Taught(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A teacher's log-probs of the completion of ``turn`` (T,), at its own temperature, each token given all that precedes it.
+
+    ``logprobs`` (T,) are of the tokens that were sampled; ``top_ids`` and ``top_logprobs`` (T, K) are the teacher's K likeliest
+    at the same places, likeliest first; K = 0 unless asked for. ``teacher`` is the name of the scorer, ``weight`` what it counts
+    beside other teachers, ``version`` that of its weights, where they have one.
+    """
+
+    teacher: str
+    turn: int
+    logprobs: Floats
+    top_ids: Tokens
+    top_logprobs: Floats
+    weight: float = 1.0
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_top(self.logprobs, self.top_ids, self.top_logprobs, of=f"teacher {self.teacher}")
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One playing of a prompt: a graph of turns and what it earned.
+
+    A turn's context is the path of its ancestors; the graph is one path where the conversation was never rendered anew.
+    ``messages``: what was said after the prompt, as chat messages; empty: one plain completion. ``opening``: the text that the
+    first turn was sampled after, where tools or an environment made it more than the prompt's. ``env_rewards``: by name, what the
+    environment itself gave; the scorer adds them with weight 1. ``agent_rewards``: by speaker, where several agents play.
+    ``cut``: it ended because no token was left, though no completion was cut by length. ``environment``: the live object that was
+    played in, for reward functions; gone once the episode is scored.
+
+    ``scores`` keeps each scorer's own answer; None means "does not apply". ``reward`` is their combination, None when
+    none applied. ``step_scores`` says where in the completions process rewards were earned: weights are applied already, those
+    of several scorers add, and tokens outside all of them earned nothing of their own. ``taught`` has an entry per teacher and
+    sampled turn. ``extra`` is what reward functions want to be seen beside it. ``status`` is "ok", or the kind of failure with
+    ``error`` saying which boundary failed and how.
+    """
+
+    prompt_id: str
+    group_id: int
+    index: int
+    turns: tuple[Turn, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    opening: str = ""
+    scores: dict[str, float | None] = {}
+    reward: float | None = None
+    env_rewards: dict[str, float | None] = {}
+    agent_rewards: dict[str, float] = {}
+    step_scores: tuple[StepScore, ...] = ()
+    taught: tuple[Taught, ...] = ()
+    extra: dict[str, Any] = {}
+    cut: bool = False
+    environment: Any = None
+    status: Literal["ok", "failed", "timeout", "cancelled"] = "ok"
+    error: str = ""
+    metrics: dict[str, float] = {}
+
+    @property
+    def completions(self) -> tuple[Completion, ...]:
+        return tuple(turn.completion for turn in self.turns if turn.completion is not None)
+
+    @property
+    def text(self) -> str:
+        """What the policy said, turn after turn."""
+        return "".join(c.text for c in self.completions)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(c.tokens) for c in self.completions)
+
+    @property
+    def truncated(self) -> bool:
+        """It ended because no token was left."""
+        return self.cut or any(c.finish_reason == "length" for c in self.completions)
+
+    def span_versions(self) -> tuple[int, ...]:
+        return tuple(span.version for c in self.completions for span in c.spans)
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The surviving episodes of one prompt: the unit of admission, scoring and advantage.
+
+    ``id`` is its admission number, unique in a run and never reused. ``admitted_version`` was live when it was admitted.
+    """
+
+    id: int
+    prompt: Prompt
+    episodes: tuple[Episode, ...]
+    admitted_version: int
+
+    @property
+    def oldest_version(self) -> int:
+        """Version of the oldest sampled token; of admission when nothing was sampled."""
+        return min((v for e in self.episodes for v in e.span_versions()), default=self.admitted_version)
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        return tuple(episode.reward for episode in self.episodes)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(e.sampled_tokens for e in self.episodes)
+
+
+class Lesson(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one teacher says of a row, aligned with its tokens: ``logprobs`` (L,), ``top_ids`` and ``top_logprobs`` (L, K), as in
+    Taught; zero where the row's ``loss_mask`` is not set. ``weight``: what it counts beside other teachers of the row."""
+
+    teacher: str
+    logprobs: Floats
+    top_ids: Tokens
+    top_logprobs: Floats
+    weight: float = 1.0
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One sequence to train on: everything aligned with ``tokens`` (L,).
+
+    ``loss_mask`` (L,) marks sampled tokens that may be trained on; ``logprobs``, ``versions`` and ``advantages`` (L,) are
+    meaningful where it is set, and zero elsewhere. ``lessons``: one per teacher of the episode. ``support``: what the tokens were
+    drawn from; None: nothing was cut off. ``experts`` (L, layers, k): which a token was sent to when it was read, as far as this
+    is known; None: as the weights say. ``mixed`` (L,): sampled after weights had landed in the middle of its completion, so
+    behind tokens of an older version; None: no token was. ``share``: the part of its sequence's trained tokens that is in this
+    row, below 1 where what one agent said forked into several; they count as one sequence. Of several agents in a row, the sum.
+    """
+
+    group: int
+    tokens: Tokens
+    loss_mask: Mask
+    logprobs: Floats
+    versions: Tokens
+    advantages: Floats
+    lessons: tuple[Lesson, ...] = ()
+    support: Support | None = None
+    experts: Experts | None = None
+    mixed: Mask | None = None
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        length = len(self.tokens)
+        for name in ("loss_mask", "logprobs", "versions", "advantages", "support", "experts", "mixed"):
+            value = getattr(self, name)
+            if value is not None and len(value) != length:
+                raise AlignmentError(f"row of {length} tokens has {len(value)} {name}")
+        for lesson in self.lessons:
+            for name in ("logprobs", "top_ids", "top_logprobs"):
+                if len(getattr(lesson, name)) != length:
+                    raise AlignmentError(f"row of {length} tokens has {len(getattr(lesson, name))} {name} of a teacher")
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One optimizer step's rows. ``version`` is that of the policy the step starts from; ``sequences`` counts all episodes
+    that entered the step, also those whose rows carry no gradient (it is the denominator of sequence-level means)."""
+
+    step: int
+    version: int
+    rows: tuple[Row, ...]
+    sequences: int
+    tokens: int
+    """Sampled tokens of all those episodes: the denominator of token-level means."""
+
+    def lags(self) -> Tokens:
+        """Lag of every trained token, concatenated: ``version`` minus the version that sampled it."""
+        parts = [self.version - row.versions[row.loss_mask] for row in self.rows]
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def concat_tokens(parts: Sequence[Tokens]) -> Tokens:
+    """Concatenate token arrays; empty input gives an empty int32 array."""
+    return np.concatenate([np.asarray(p, np.int32) for p in parts]) if parts else np.empty(0, np.int32)
+
+
+Metrics = Mapping[str, float]

@@ -1,0 +1,365 @@
+"""Combinations of settings that cannot work, refused before a model is loaded and before anything is written.
+
+Each function judges one subject and raises ConfigError with the value, what is allowed and the key. What is read is the prompt
+file and the user's reward module. Ranges of single keys are the loader's business.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from corrente.adapters import checks as adapters_checks
+from corrente.algo import checks as algo_checks
+from corrente.algo import distill_checks
+from corrente.config import (
+    Arithmetic,
+    Dataset,
+    Embedded,
+    GivenRows,
+    Inline,
+    Jsonl,
+    Mixture,
+    Parquet,
+    ReasoningGym,
+    RunConfig,
+    Seeds,
+    Stream,
+    Window,
+    schema,
+)
+from corrente.config.env import Environments
+from corrente.config.prompts import ArithmeticSource, JsonlSource, ParquetSource
+from corrente.config.rewards import Teaching
+from corrente.data.types import Prompt
+from corrente.engine.vllm import checks as vllm_checks
+from corrente.entrypoints.inputs import NOTHING, Given
+from corrente.env import checks as env_checks
+from corrente.errors import ConfigError
+from corrente.models import cache as model_cache
+from corrente.models import devices
+from corrente.models.limits import context, limit, vocabulary
+from corrente.observe import trackers
+from corrente.prompts import arithmetic, dataset, jsonl, reasoning_gym, rows
+from corrente.prompts import chat as chat_template
+from corrente.prompts.build import name_of
+from corrente.prompts.mixture import COLUMN
+from corrente.score import checks as score_checks
+from corrente.staleness import gate
+from corrente.sync import checks as sync_checks
+
+MOST_THREADS = 1024
+"""Beyond any machine's cores, and below what crashes a thread pool."""
+
+__all__ = ["check_config", "check_loaded_prompts"]
+
+
+def check_config(config: RunConfig, given: Given = NOTHING) -> None:
+    """Raise ConfigError for the first thing that cannot work; cheap checks first. ``given`` replaces what the config says."""
+    for judge in (
+        _run,
+        _runtime,
+        _sampling,
+        _learner,
+        _pool,
+        sync_checks.check,
+        vllm_checks.check,
+        _flow,
+        algo_checks.check,
+        distill_checks.check,
+        _run_folder,
+        _model,
+        _context,
+        _stop_ids,
+        _experts,
+        _adapters,
+        _filter,
+        trackers.check,
+        _eval,
+    ):
+        judge(config)
+    env_checks.check(config, **given.env_objects())
+    _prompts(config, given)
+
+
+def _run(config: RunConfig) -> None:
+    name = config.run.name
+    if not name or name in (".", "..") or any(c in name for c in "/\\\0") or name != name.strip():
+        raise ConfigError(f"run.name = {name!r}: it names a folder, so it must be a plain file name")
+    every = config.sync.every
+    if config.run.steps % every:
+        raise ConfigError(f"run.steps = {config.run.steps}: it must be a multiple of sync.every = {every}")
+    if config.checkpoint.every % every:
+        raise ConfigError(
+            f"checkpoint.every = {config.checkpoint.every}: it must be a multiple of sync.every = {every}, or 0"
+        )
+
+
+def _runtime(config: RunConfig) -> None:
+    threads = config.runtime.threads if isinstance(config.runtime, Inline) else 0
+    if threads > MOST_THREADS:
+        raise ConfigError(f"runtime.threads = {threads}: it must be at most {MOST_THREADS} (0: as many as cores)")
+
+
+def _sampling(config: RunConfig) -> None:
+    s = config.sampling
+    ranges = (
+        ("max_tokens", s.max_tokens, s.max_tokens >= 1, "at least 1"),
+        (
+            "temperature",
+            s.temperature,
+            0 < s.temperature < math.inf,
+            "above 0: greedy completions of a prompt are all alike",
+        ),
+        ("top_k", s.top_k, s.top_k >= 0, "at least 0 (0: off)"),
+        ("top_p", s.top_p, 0 < s.top_p <= 1, "above 0 and at most 1 (1: off)"),
+        ("min_p", s.min_p, 0 <= s.min_p < 1, "at least 0 (0: off) and below 1"),
+        ("stop", s.stop, all(s.stop), "a list of texts, none of them empty"),
+        (
+            "stop_token_ids",
+            s.stop_token_ids,
+            all(i >= 0 for i in s.stop_token_ids),
+            "a list of token ids, none negative",
+        ),
+    )
+    for key, value, fine, allowed in ranges:
+        if not fine:
+            raise ConfigError(f"sampling.{key} = {schema.show(value)}: it must be {allowed}")
+
+
+def _learner(config: RunConfig) -> None:
+    if not all(0 <= beta < 1 for beta in config.learner.betas):
+        betas = schema.show(config.learner.betas)
+        raise ConfigError(f"learner.betas = {betas}: both must be at least 0 and below 1")
+
+
+def _pool(config: RunConfig) -> None:
+    if config.pool.join and not isinstance(config.engine, Embedded):
+        raise ConfigError(
+            f'pool.join = true: engines that join are embedded ones, and engine.kind = "{schema.kind_of(config.engine)}"; '
+            'it must be false, or engine.kind "embedded"'
+        )
+    if not isinstance(config.runtime, Inline):
+        return
+    for key, value, allowed in (("replicas", config.pool.replicas, 1), ("join", config.pool.join, False)):
+        if value != allowed:
+            raise ConfigError(
+                f'pool.{key} = {schema.show(value)}: runtime.kind = "inline" has one engine, in its own process; it must be '
+                f'{schema.show(allowed)} there (runtime.kind = "procs" has replicas)'
+            )
+
+
+def _flow(config: RunConfig) -> None:
+    slots = gate.slots(config)
+    if isinstance(config.buffer, Window) and config.buffer.window > slots:
+        raise ConfigError(
+            f"buffer.window = {config.buffer.window}: it must be at most {slots}, the buffer's slots: "
+            f"(staleness.max + 1) x run.prompts_per_step x sync.every"
+        )
+    bounded = config.staleness.reject is not None or config.staleness.mask is not None
+    if isinstance(config.buffer, Stream) and not bounded:
+        raise ConfigError('buffer.kind = "stream" has no bound of its own: set staleness.reject or staleness.mask')
+
+
+def _context(config: RunConfig) -> None:
+    """A context that the model does not have (a vLLM server judges for itself), and a budget that no context holds; a model that
+    is not here yet is judged by what engines take at most."""
+    path = Path(config.model.path)
+    where = path if path.is_dir() else model_cache.cached(config.model.path) or path
+    wanted, embedded = config.engine.max_context, isinstance(config.engine, Embedded)
+    most = limit(where, windowed=True)
+    if embedded and most is not None and wanted > most:
+        raise ConfigError(
+            f"engine.max_context = {wanted}: {config.model.path} has {most} positions; it must be at most that, or 0"
+        )
+    room = context(where, wanted, windowed=embedded)
+    if room > config.sampling.max_tokens:
+        return
+    if wanted:
+        raise ConfigError(
+            f"engine.max_context = {room}: it must be above sampling.max_tokens = {config.sampling.max_tokens}, to leave room "
+            "for a prompt"
+        )
+    raise ConfigError(
+        f"sampling.max_tokens = {config.sampling.max_tokens}: the engine takes {room} tokens of {config.model.path}, prompt and "
+        "completion together; it must be below that, or engine.max_context above it where the model allows that"
+    )
+
+
+def _run_folder(config: RunConfig) -> None:
+    folder = Path(config.run.dir)
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"run.dir = {config.run.dir!r}: {nearest} is a file; it must be a directory")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.dir = {config.run.dir!r}: {nearest} cannot be written to; name a directory that can")
+
+
+def _model(config: RunConfig) -> None:
+    model_cache.verify_path(config.model.path)
+    if config.model.device == "cuda":
+        devices.require('model.device = "cuda"')
+
+
+def _stop_ids(config: RunConfig) -> None:
+    path = Path(config.model.path)
+    known = vocabulary(path if path.is_dir() else model_cache.cached(config.model.path) or path)
+    beyond = [token for token in config.sampling.stop_token_ids if known is not None and token >= known]
+    if beyond:
+        raise ConfigError(
+            f"sampling.stop_token_ids = {schema.show(config.sampling.stop_token_ids)}: {config.model.path} has {known} tokens, "
+            f"so {beyond[0]} is never sampled; each must be below that"
+        )
+
+
+def _experts(config: RunConfig) -> None:
+    """What is for mixtures of experts needs one; a model that is not here yet is judged when it is loaded."""
+    asked = {
+        "model.keep_routing = true": config.model.keep_routing,
+        f"learner.router_aux_loss_coef = {config.learner.router_aux_loss_coef:g}": config.learner.router_aux_loss_coef,
+    }
+    path = Path(config.model.path)
+    where = path if path.is_dir() else model_cache.cached(config.model.path)
+    if where is None or not any(asked.values()) or model_cache.experts(where):
+        return
+    key = next(key for key, value in asked.items() if value)
+    raise ConfigError(f"{key}: {config.model.path} is no mixture of experts; leave it out")
+
+
+def _adapters(config: RunConfig) -> None:
+    path = Path(config.model.path)
+    adapters_checks.check(config, model=path if path.is_dir() else model_cache.cached(config.model.path))
+
+
+def _filter(config: RunConfig) -> None:
+    low, high = config.filter.pass_rate_min, config.filter.pass_rate_max
+    if low > high:
+        raise ConfigError(f"filter.pass_rate_min = {low:g}: it must be at most filter.pass_rate_max = {high:g}")
+
+
+def _eval(config: RunConfig) -> None:
+    for k in config.eval.pass_at:
+        if k > config.eval.samples:
+            raise ConfigError(
+                f"eval.pass_at = {schema.show(config.eval.pass_at)}: pass@{k} needs at least {k} samples of a prompt; set "
+                f"eval.samples, which is {config.eval.samples}, or leave {k} out"
+            )
+
+
+def _prompts(config: RunConfig, given: Given) -> None:
+    """Prompts and rewards together: each function, and each judge, must find the columns it asks for."""
+    if config.chat.template:
+        chat_template.read_template(config.chat.template)
+    played_in = isinstance(config.env, Environments)  # it may give rewards of its own
+    rewarded = played_in or given.env is not None or given.environment_factory is not None
+    score_checks.check(config, given.reward_functions, rewarded=rewarded)
+    needs = score_checks.columns(config, given.reward_functions)
+    _named("eval.sources", config.eval.sources, needs)
+    if given.train_dataset is not None:
+        for brought in (given.train_dataset, given.eval_dataset):
+            _brought(brought, needs, column=getattr(config.prompts, "column", "prompt"))
+        return
+    if not isinstance(config.prompts, Mixture):
+        _source(config.prompts, needs, where="prompts")
+        return
+    sources = config.prompts.sources
+    if not sources or not any(source.weight for source in sources):
+        raise ConfigError("prompts.sources: give at least one, and at least one with a weight above 0")
+    names = _named("prompts.sources", sources, needs)
+    for at, scorer in enumerate(config.reward.scorers):
+        asked = scorer.where.get(COLUMN, []) if isinstance(scorer, Teaching) else []
+        for name in asked if isinstance(asked, list) else [asked]:
+            if name not in names:
+                raise ConfigError(
+                    f"reward.scorers[{at}].where: {COLUMN} = {name!r}; the sources are called {', '.join(names)}"
+                )
+
+
+def check_loaded_prompts(config: RunConfig, prompt: Prompt, functions: Sequence[Callable[..., object]] = ()) -> None:
+    """What only the data tells: raise ConfigError if a function or judge asks for a column that ``prompt``, one of a dataset's,
+    does not have. ``functions`` replace reward.functions."""
+    _columns(score_checks.columns(config, functions), frozenset(prompt.fields), "the dataset")
+
+
+def _named(
+    key: str, sources: Sequence[ArithmeticSource | JsonlSource | ParquetSource], needs: score_checks.Needs
+) -> list[str]:
+    """The names of several sources, each of which must be another."""
+    names = [name_of(source) for source in sources]
+    for at, (name, source) in enumerate(zip(names, sources, strict=True)):
+        if name in names[:at] or name in ("", "reward") or any(c in name for c in ":/"):
+            raise ConfigError(
+                f"{key}[{at}].name = {name!r}: every source needs another name, without colon and slash, and not 'reward'"
+            )
+        _source(source, needs, where=f"{key}[{at}]", given=frozenset({COLUMN}))
+    return names
+
+
+def _source(
+    source: Arithmetic | Jsonl | Parquet | Dataset | GivenRows | Seeds | ReasoningGym,
+    needs: score_checks.Needs,
+    *,
+    where: str,
+    given: frozenset[str] = frozenset(),
+) -> None:
+    match source:
+        case Arithmetic():
+            arithmetic.verify(source)
+            _columns(needs, given | {"answer"}, f'{where}.kind = "arithmetic"')
+        case Jsonl(path=path, eval_path=eval_path, column=column):
+            _columns(needs, given | jsonl.verify(Path(path), key=f"{where}.path", column=column), path)
+            if eval_path:
+                eval_columns = jsonl.verify(Path(eval_path), key=f"{where}.eval_path", column=column)
+                _columns(needs, given | eval_columns, eval_path)
+        case Parquet(path=path, eval_path=eval_path, column=column):
+            for key, file in ((f"{where}.path", path), *([(f"{where}.eval_path", eval_path)] if eval_path else [])):
+                found = dataset.parquet_columns(file, key=key)
+                if column not in found:
+                    has = ", ".join(sorted(map(repr, found)))
+                    raise ConfigError(f"{where}.column = {column!r}: {file} has no such column (it has {has})")
+                _columns(needs, given | (found - {column}), file)
+        case Dataset() | GivenRows():
+            pass  # what columns they have is known once they are loaded, before any model is
+        case Seeds():
+            _columns(needs, given | {"seed"}, f'{where}.kind = "seeds"')
+        case ReasoningGym():
+            reasoning_gym.verify(source)
+            _columns(needs, given | reasoning_gym.COLUMNS, f'{where}.kind = "reasoning_gym"')
+
+
+def _brought(brought: Any, needs: score_checks.Needs, *, column: str) -> None:
+    """A dataset that a program brings, as far as it says what columns it has."""
+    if isinstance(brought, Mapping):
+        for part in brought.values():
+            _brought(part, needs, column=column)
+        return
+    if isinstance(brought, list):
+        for number, row in enumerate(brought):
+            rows.said(row, number, column=column, name="the dataset that was given")
+        common = frozenset.intersection(*(frozenset(map(str, row)) for row in brought)) if brought else frozenset()
+        _columns(needs, common, "the dataset that was given")
+    elif columns := getattr(brought, "column_names", None):
+        if column not in columns:
+            has = ", ".join(map(repr, columns))
+            raise ConfigError(
+                f"prompts.column = {column!r}: the dataset that was given has no such column (it has {has})"
+            )
+        _columns(needs, frozenset(map(str, columns)), "the dataset that was given")
+
+
+def _columns(needs: score_checks.Needs, columns: frozenset[str], source: str) -> None:
+    for reserved in score_checks.GIVEN:
+        if reserved in columns:
+            raise ConfigError(
+                f"{source}: rename the column {reserved!r}; reward functions are given another of that name"
+            )
+    for asking, needed in needs:
+        missing = [name for name in needed if name not in columns]
+        if missing:
+            has = ", ".join(sorted(columns)) or "none"
+            raise ConfigError(
+                f"{asking} needs {missing[0]!r}, which {source} does not have in every row (columns: {has})"
+            )

@@ -1,0 +1,118 @@
+"""The folder of a run: made once, never written over, and reopened only by the run it belongs to.
+
+    runs/<name>/config.toml      the resolved config
+                metrics.jsonl, timeline.jsonl, samples.jsonl, events.jsonl        (observe.jsonl)
+                checkpoints/
+
+A new run takes its name if that is free, and <name>-2, <name>-3, ... if it is not; making the folder is atomic, so two runs that
+start at once do not share one. A run resumes in the folder its name says, with settings that may differ only in what does not
+change which prompts it gets, or what a version and its bound mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from corrente.config import RunConfig, schema
+from corrente.config.load import dump_config, load_config, parse_config
+from corrente.controller import checkpoint_folder
+from corrente.errors import ConfigError
+from corrente.observe import jsonl
+
+CONFIG = "config.toml"
+FIXED = (
+    *("run.seed", "run.prompts_per_step", "run.group_size", "model.path", "sync.every"),
+    *("prompts", "chat", "buffer", "staleness", "adapters"),
+)
+"""Keys, or whole sections, that a resumed run keeps; of ``prompts`` all but how often they are repeated."""
+
+
+def run_folder_path(config: RunConfig) -> Path:
+    """Where a run writes: run.dir / run.name."""
+    return Path(config.run.dir) / config.run.name
+
+
+def create(config: RunConfig) -> tuple[RunConfig, Path]:
+    """Make a new folder and put the config into it. Returns the config, with the name it got, and the folder."""
+    number, name = 1, config.run.name
+    while True:
+        folder = Path(config.run.dir) / name
+        try:
+            folder.mkdir(parents=True, exist_ok=False)
+            break
+        except FileExistsError:
+            number += 1
+            name = f"{config.run.name}-{number}"
+        except OSError as error:
+            raise ConfigError(
+                f"run.dir = {config.run.dir!r}: no folder can be made there ({error.strerror}); name one that can be written to"
+            ) from error
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=name))
+    _write(folder, config)
+    return config, folder
+
+
+def reopen(config: RunConfig) -> Path:
+    """The folder of the run that ``config`` goes on with. Raises ConfigError when there is none, or when it was another run."""
+    folder = Path(config.run.dir) / config.run.name
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"--resume: there is no run in {folder}; check run.name and run.dir, or leave out --resume")
+    before, now = load_config(folder / CONFIG), parse_config(tomllib.loads(dump_config(config)))
+    for key in FIXED:
+        old, new = _value(before, key), _value(now, key)
+        if old != new:
+            raise ConfigError(
+                f"--resume: {key} = {schema.show(new)}, but the run in {folder} has {schema.show(old)}; keep it, or start a run "
+                "with another --name"
+            )
+    return folder
+
+
+def keep(folder: Path, config: RunConfig) -> None:
+    """Record the settings a resumed run goes on with, and take back what was recorded after the checkpoint it goes on from."""
+    _write(folder, config)
+    newest = checkpoint_folder.latest(folder / "checkpoints")
+    if newest is None:
+        return
+    snapshot = checkpoint_folder.read(newest)
+    evaluated = snapshot.evaluated >= snapshot.version
+    jsonl.rewind(folder, step=snapshot.step, evaluated=evaluated, elapsed_s=snapshot.elapsed_s)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder while a run goes on in it; whoever is killed holds it no longer. Raises ConfigError when another does."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"--resume: the run in {folder} is still going on; wait for its end, or stop it"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+def _write(folder: Path, config: RunConfig) -> None:
+    aside = folder / f".{CONFIG}.writing"
+    aside.write_text(dump_config(config), encoding="utf-8")
+    aside.replace(folder / CONFIG)
+
+
+def _value(config: RunConfig, key: str) -> object:
+    section, _, leaf = key.partition(".")
+    if key == "prompts":
+        kept = {name: given for name, given in msgspec.structs.asdict(config.prompts).items() if name != "epochs"}
+        return {"kind": schema.kind_of(config.prompts), **kept}
+    return getattr(getattr(config, section), leaf) if leaf else getattr(config, section)
