@@ -41,7 +41,7 @@ from corrente.models import cache as model_cache
 from corrente.prompts.build import build, build_eval
 from corrente.prompts.tokenizer import Tokenizer
 from corrente.runtime import cores
-from corrente.score.functions import FunctionScorer
+from corrente.score.functions import FunctionsScorer
 from corrente.score.resolve import resolve
 from corrente.sync import pack
 from corrente.sync.base import Update
@@ -59,7 +59,7 @@ class Loop:
         self.held_out = build_eval(config, tokenizer.encode)
         self.algorithm = GroupedAlgorithm(config)
         functions = [resolve(name) for name in config.reward.functions]
-        self.scorer = FunctionScorer(functions, weights=config.reward.weights, offload=_here)
+        self.scorer = FunctionsScorer(functions, weights=config.reward.weights, offload=_here)
         self.engine, self.learner = cores.engine(config), cores.learner(config)
         self.layout = self.engine.layout()
         self.buffers = cores.attach(self.layout, device=self.engine.device)

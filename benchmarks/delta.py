@@ -83,7 +83,7 @@ async def measure(model: Path, *, lr: float, steps: int, given: argparse.Namespa
         runtime=c.Inline(),
         sync=c.Inproc(),
         sampling=c.Sampling(max_tokens=given.tokens),
-        learner=c.Learner(lr=lr),
+        learner=c.LearnerConfig(lr=lr),
         eval=c.Eval(every=0),
         checkpoint=c.Checkpoint(every=0),
         filter=c.Filter(zero_variance=given.zero_variance),

@@ -34,7 +34,7 @@ import runs
 import torch
 
 from corrente.data.types import Completion, Request, Sampling, Tokens
-from corrente.engine.embedded.core import EngineCore
+from corrente.engine.embedded.core import EmbeddedCore
 from corrente.sync import pack
 from corrente.sync.base import Update
 
@@ -91,7 +91,7 @@ def endless(model: Path) -> Iterator[Path]:
 def corrente_side(
     model: Path, state: dict[str, torch.Tensor], path: str, most: int, clock: Callable[[], float]
 ) -> Side:
-    core = EngineCore(model=model, path=path, max_sequences=most)
+    core = EmbeddedCore(model=model, path=path, max_sequences=most)
     layout = core.layout()
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
     core.attach([buffer])

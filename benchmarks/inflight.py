@@ -38,9 +38,9 @@ from corrente.controller.parts import Parts
 from corrente.data.types import Completion, Metrics, Prompt, Sampling
 from corrente.engine.base import EngineStats
 from corrente.entrypoints.assemble import open_parts
-from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.inputs import RunInputs
 from corrente.env.base import Generate, Played
-from corrente.env.single import SingleTurn
+from corrente.env.single import SingleTurnEnv
 from corrente.sim.distributions import generator
 from corrente.sync.base import Flip, Sync, Update
 
@@ -59,8 +59,8 @@ class LongTailed:
     """One completion a prompt; an eighth of the episodes get eight times the budget. Keeps what was said."""
 
     def __init__(self, tokens: int) -> None:
-        self._short = SingleTurn(Sampling(max_tokens=tokens))
-        self._long = SingleTurn(Sampling(max_tokens=tokens * LONG))
+        self._short = SingleTurnEnv(Sampling(max_tokens=tokens))
+        self._long = SingleTurnEnv(Sampling(max_tokens=tokens * LONG))
         self.said: list[Completion] = []
 
     async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
@@ -145,7 +145,7 @@ def write_prompts(args: argparse.Namespace, folder: Path) -> None:
 async def play(args: argparse.Namespace, folder: Path, kind: str) -> dict[str, float]:
     """One run, from the first admission to the last token's step."""
     config, record, env = parse_config(tables(args, folder, kind)), Record(), LongTailed(args.tokens)
-    async with open_parts(config, sinks=[record], given=Given(reward_functions=[variety])) as parts:
+    async with open_parts(config, sinks=[record], given=RunInputs(reward_functions=[variety])) as parts:
         changed: dict[str, Any] = {"env": env}
         if kind == "none":
             plan = msgspec.structs.replace(parts.plan, max_age=None)  # tokens keep the label of the first version

@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from corrente import config as c
 from corrente.algo.losses import PolicyObjective
 from corrente.data.types import Batch, Row
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 from corrente.learner.model import Policy, load_model
 from corrente.learner.packing import as_tree, plan
 
@@ -170,8 +170,8 @@ def measure(model_dir: Path, case: str, *, repeats: int, budget: int, now: Calla
     batch = on_policy(plain, Batch(step=0, version=0, rows=tuple(rows), sequences=len(rows), tokens=tokens))
     error = compare_gradients(model_dir, batch, budget)
     objective = PolicyObjective(c.RunConfig())
-    learner = c.Learner(micro_batch_tokens=budget)
-    core = LearnerCore(c.RunConfig(model=c.Model(path=str(model_dir)), learner=learner))
+    learner = c.LearnerConfig(micro_batch_tokens=budget)
+    core = TorchLearner(c.RunConfig(model=c.Model(path=str(model_dir)), learner=learner))
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-5, weight_decay=0.0, fused=True)
 
     def plain_step() -> float:
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--case", choices=["arithmetic", "groups"], action="append")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--micro-batch-tokens", type=int, default=c.Learner().micro_batch_tokens)
+    parser.add_argument("--micro-batch-tokens", type=int, default=c.LearnerConfig().micro_batch_tokens)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -30,7 +30,7 @@ from transformers import AutoTokenizer
 from corrente.config import Model, Procs, RunConfig
 from corrente.data.types import Batch, Completion, Request, Row, Sampling
 from corrente.runtime.base import Workers
-from corrente.runtime.placement import Place, Places, places
+from corrente.runtime.placement import Places, WorkerPlace, places
 from corrente.runtime.procs import ProcsRuntime
 
 GROUPS, MEMBERS = 8, 8
@@ -44,8 +44,8 @@ def niced(engine: int, learner: int) -> Callable[[Kind, Sequence[int]], Places]:
     def place(kind: Kind, cpus: Sequence[int]) -> Places:
         every = tuple(cpus)
         return Places(
-            engine=Place(cpus=every, threads=len(every), nice=engine),
-            learner=Place(cpus=every, threads=len(every), nice=learner),
+            engine=WorkerPlace(cpus=every, threads=len(every), nice=engine),
+            learner=WorkerPlace(cpus=every, threads=len(every), nice=learner),
         )
 
     return place

@@ -30,7 +30,7 @@ import numpy as np
 from corrente import config as c
 from corrente.data.types import Batch, Request, Row, Sampling
 from corrente.runtime.base import Workers
-from corrente.runtime.placement import Place, available_cpus, environment
+from corrente.runtime.placement import WorkerPlace, available_cpus, environment
 from corrente.runtime.procs import ProcsRuntime
 
 KINDS: dict[str, Callable[..., Any]] = {"shm": c.Shm, "disk": c.Disk, "http": c.Http, "collective": c.Collective}
@@ -48,13 +48,13 @@ def copies(model: Path, *, threads: int, repeats: int) -> dict[str, float]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from corrente.engine.embedded.core import EngineCore
+    from corrente.engine.embedded.core import EmbeddedCore
     from corrente.runtime.cores import attach
     from corrente.sync import pack
     from corrente.sync.memory import SharedMemory
 
     torch.set_num_threads(threads)
-    layout = EngineCore(model=model).layout()
+    layout = EmbeddedCore(model=model).layout()
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
     params = {name: tensor.clone() for name, tensor in loaded.items()}
     memory = SharedMemory()
@@ -90,7 +90,7 @@ def configured(model: Path, transport: str, folder: str, given: argparse.Namespa
         runtime=c.Procs(placement="shared"),
         engine=c.Embedded(max_sequences=max(given.sequences, 1)),
         sync=KINDS[kind](**delta),
-        learner=c.Learner(lr=given.lr),
+        learner=c.LearnerConfig(lr=given.lr),
         pool=c.Pool(replicas=given.replicas),
     )
 
@@ -173,7 +173,7 @@ def main() -> None:
     if given.copies_only:
         sys.stdout.write(json.dumps(copies(given.model, threads=given.threads, repeats=given.repeats)))
         return
-    place = Place(cpus=available_cpus(), threads=given.threads, nice=0)
+    place = WorkerPlace(cpus=available_cpus(), threads=given.threads, nice=0)
     command = [sys.executable, *sys.argv, "--copies-only"]
     done = subprocess.run(command, env=environment(place, os.environ), stdout=subprocess.PIPE, check=True)
     figures: dict[str, dict[str, float]] = {"copies": json.loads(done.stdout)}

@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config.load import parse_config
 from corrente.data.types import Completion, Episode, Group, Prompt, Request, Sampling, Turn
-from corrente.engine.embedded.core import EngineCore
-from corrente.learner.core import LearnerCore
+from corrente.engine.embedded.core import EmbeddedCore
+from corrente.learner.core import TorchLearner
 from corrente.sync import pack
 from corrente.sync.base import Update
 
@@ -62,8 +62,8 @@ class Bench:
     def __init__(self, model: Path, *, device: str, dtype: str, path: str, sequences: int) -> None:
         self.config = parse_config({"model": {"path": str(model), "dtype": dtype}, "run": {"steps": 10}})
         self.device = device
-        self.engine = EngineCore(model=model, dtype=dtype, device=device, max_sequences=sequences, path=path)
-        self.learner = LearnerCore(self.config, device=device)
+        self.engine = EmbeddedCore(model=model, dtype=dtype, device=device, max_sequences=sequences, path=path)
+        self.learner = TorchLearner(self.config, device=device)
         self.layout = self.engine.layout()
         self.buffers = [torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
         self.engine.attach(self.buffers)

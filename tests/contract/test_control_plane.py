@@ -10,7 +10,15 @@ from corrente.buffer.none import none
 from corrente.buffer.stream import StreamBuffer
 from corrente.buffer.window import WindowBuffer
 from corrente.entrypoints.assemble import build_inflight
-from corrente.inflight.policies import Barrier, Cancel, Drain, Recompute, Resume, Snapshot, Swap
+from corrente.inflight.policies import (
+    BarrierPolicy,
+    CancelPolicy,
+    DrainPolicy,
+    OldWeightsPolicy,
+    RecomputePolicy,
+    ResumePolicy,
+    SwapPolicy,
+)
 from corrente.staleness.policies import Accept, ByVersion
 from corrente.testing import check_buffer, check_inflight, check_staleness, run_virtual
 from corrente.testing.world import LANDINGS, flow
@@ -34,13 +42,13 @@ def test_buffers_keep_the_contract(kind: str) -> None:
 
 
 INFLIGHT = {
-    "swap": (Swap, {"mode": "swap"}),
-    "recompute": (Recompute, {"mode": "recompute"}),
-    "resume": (Resume, {"mode": "swap", "waits_for": "interrupted"}),
-    "drain": (Drain, {"mode": "swap", "waits_for": "requests"}),
-    "barrier": (Barrier, {"mode": "swap", "waits_for": "groups"}),
-    "cancel": (lambda: Cancel(max_age=2), {"mode": "swap", "gives_up_before": 5}),
-    "snapshot": (Snapshot, {"mode": "snapshot"}),
+    "swap": (SwapPolicy, {"mode": "swap"}),
+    "recompute": (RecomputePolicy, {"mode": "recompute"}),
+    "resume": (ResumePolicy, {"mode": "swap", "waits_for": "interrupted"}),
+    "drain": (DrainPolicy, {"mode": "swap", "waits_for": "requests"}),
+    "barrier": (BarrierPolicy, {"mode": "swap", "waits_for": "groups"}),
+    "cancel": (lambda: CancelPolicy(max_age=2), {"mode": "swap", "gives_up_before": 5}),
+    "snapshot": (OldWeightsPolicy, {"mode": "snapshot"}),
 }
 
 

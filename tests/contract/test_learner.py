@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from corrente.config import Learner, Model, RunConfig
+from corrente.config import LearnerConfig, Model, RunConfig
 from corrente.data.types import Batch, Row
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 from corrente.runtime.inline import InlineLearner
 from corrente.testing import LearnerCase, check_learner
 
@@ -54,7 +54,7 @@ def test_the_learner_keeps_the_contract(tmp_path: Path) -> None:
 
     @asynccontextmanager
     async def make() -> AsyncGenerator[LearnerCase]:
-        core = LearnerCore(RunConfig(model=Model(path=str(model)), learner=Learner(lr=1e-2)))
+        core = TorchLearner(RunConfig(model=Model(path=str(model)), learner=LearnerConfig(lr=1e-2)))
         yield LearnerCase(
             learner=InlineLearner(core),
             batch=batch,

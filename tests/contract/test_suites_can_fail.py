@@ -12,7 +12,7 @@ import pytest
 
 from corrente.buffer.window import WindowBuffer
 from corrente.errors import SyncError
-from corrente.inflight.policies import Drain, Resume, Swap
+from corrente.inflight.policies import DrainPolicy, ResumePolicy, SwapPolicy
 from corrente.sim.distributions import Fixed
 from corrente.sim.engine import VirtualEngine
 from corrente.sim.parts import (
@@ -24,7 +24,7 @@ from corrente.sim.parts import (
     VirtualScorer,
 )
 from corrente.sim.pool import VirtualPool
-from corrente.staleness.base import Verdict
+from corrente.staleness.base import StalenessVerdict
 from corrente.sync.base import Flip, InPlace, Update
 from corrente.testing import (
     ContractError,
@@ -285,38 +285,38 @@ def test_a_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
 
 
 def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
-    class Twice(Swap):
+    class Twice(SwapPolicy):
         async def land(self, traffic, flip, *, version) -> None:
             await flip("swap")
             await flip("swap")
 
-    class Hasty(Drain):
+    class Hasty(DrainPolicy):
         async def land(self, traffic, flip, *, version) -> None:
             await flip("swap")
 
-    class Holds(Drain):
+    class Holds(DrainPolicy):
         async def land(self, traffic, flip, *, version) -> None:
             await super().land(traffic, flip, version=version)
             traffic.held.add("requests")
 
-    class Interrupts(Resume):
+    class Interrupts(ResumePolicy):
         async def land(self, traffic, flip, *, version) -> None:
             async with traffic.interrupted():
                 pass
             await flip("swap")
 
-    class Mixes(Swap):
+    class Mixes(SwapPolicy):
         one_version = "request"
 
-    class MixesGroups(Drain):
+    class MixesGroups(DrainPolicy):
         one_version = "group"
 
-    class GivesUpFirst(Swap):
+    class GivesUpFirst(SwapPolicy):
         async def land(self, traffic, flip, *, version) -> None:
             traffic.give_up(before_version=version)
             await flip("swap")
 
-    class GivesUpAll(Swap):
+    class GivesUpAll(SwapPolicy):
         async def land(self, traffic, flip, *, version) -> None:
             await flip("swap")
             traffic.give_up(before_version=version)
@@ -326,7 +326,7 @@ def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
         (Hasty, {"waits_for": "requests"}, "held back"),
         (Holds, {"waits_for": "requests"}, "nothing is held back"),
         (Interrupts, {"waits_for": "interrupted"}, "held back during the flip"),
-        (Swap, {"mode": "snapshot"}, "the mode it promises"),
+        (SwapPolicy, {"mode": "snapshot"}, "the mode it promises"),
         (Mixes, {}, "to be of one version"),
         (MixesGroups, {"waits_for": "requests"}, "to be of one version"),
         (GivesUpFirst, {"gives_up_before": 7}, "before the flip has succeeded"),
@@ -343,13 +343,13 @@ def test_a_staleness_policy_that_counts_calls_or_refuses_the_present_is_caught()
         def __init__(self) -> None:
             self.calls = 0
 
-        def judge(self, subject, version) -> Verdict:
+        def judge(self, subject, version) -> StalenessVerdict:
             self.calls += 1
-            return Verdict(stale="enough" if self.calls > 20 else "")
+            return StalenessVerdict(stale="enough" if self.calls > 20 else "")
 
     class RefusesEmpty:
-        def judge(self, subject, version) -> Verdict:
-            return Verdict(stale="" if any(e.span_versions() for e in subject.episodes) else "empty")
+        def judge(self, subject, version) -> StalenessVerdict:
+            return StalenessVerdict(stale="" if any(e.span_versions() for e in subject.episodes) else "empty")
 
     shared = Counts()
     with pytest.raises(ContractError, match="the version alone"):

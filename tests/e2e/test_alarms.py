@@ -16,19 +16,19 @@ from tests.e2e.tiny import answer_fraction, tiny_config
 from corrente.config import RunConfig
 from corrente.config.load import dump_config
 from corrente.controller import checkpoint_folder, pipeline
-from corrente.controller.parts import Outcome
+from corrente.controller.parts import RunResult
 from corrente.entrypoints.assemble import LEARNER, open_parts
-from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.run_folder import run_folder_path
 from corrente.errors import AlarmError, root_cause
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 
 pytestmark = pytest.mark.slow
 
 SENSITIVE = "alarm.mismatch_max=0.001"
 
 
-class Garbled(LearnerCore):
+class Garbled(TorchLearner):
     """Ships weights that are not quite those it trains: what a wrong conversion or a lost shard does."""
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -39,11 +39,11 @@ class Garbled(LearnerCore):
         }
 
 
-def run(config: RunConfig, *, learner: str = LEARNER) -> tuple[Outcome, Record]:
+def run(config: RunConfig, *, learner: str = LEARNER) -> tuple[RunResult, Record]:
     record = Record()
 
-    async def go() -> Outcome:
-        given = Given(reward_functions=[answer_fraction])
+    async def go() -> RunResult:
+        given = RunInputs(reward_functions=[answer_fraction])
         async with open_parts(
             config,
             sinks=[record],

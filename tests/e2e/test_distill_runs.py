@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from corrente.config import schema
 from corrente.controller import pipeline
-from corrente.controller.parts import Outcome, Parts
+from corrente.controller.parts import Parts, RunResult
 from corrente.data.types import Group
 from corrente.entrypoints.assemble import open_parts
 from corrente.entrypoints.checks import check_config
@@ -59,12 +59,12 @@ class Keeping:
         return getattr(self._inner, name)
 
 
-def play(tmp_path: Path, *overrides: str, keep: bool = False) -> tuple[Outcome, Record, Watching, Keeping | None]:
+def play(tmp_path: Path, *overrides: str, keep: bool = False) -> tuple[RunResult, Record, Watching, Keeping | None]:
     config = tiny_config(tmp_path, "observe.samples=8", "eval.every=0", *overrides)
     check_config(config)
     record = Record()
 
-    async def go() -> tuple[Outcome, Watching, Keeping | None]:
+    async def go() -> tuple[RunResult, Watching, Keeping | None]:
         async with open_parts(config, sinks=[record]) as parts:
             watching = Watching(parts.scorer)
             changes: dict[str, Any] = {"scorer": watching}

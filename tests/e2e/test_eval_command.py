@@ -16,7 +16,7 @@ from corrente.config.load import dump_config, load_config
 from corrente.controller import checkpoint_folder
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.evaluate import config_of_checkpoint, config_of_model, run_evaluation
-from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.run_folder import CONFIG, run_folder_path
 from corrente.entrypoints.train import run_training
 from corrente.errors import ConfigError
@@ -29,7 +29,7 @@ REWARDS = """
 def fraction(completions, answer):
     return [sum(c == a for c in text) / max(1, len(text)) for text, a in zip(completions, answer)]
 """
-GIVEN = Given(reward_functions=[answer_fraction])
+GIVEN = RunInputs(reward_functions=[answer_fraction])
 
 
 def trained(tmp_path: Path, *overrides: str) -> Path:
@@ -160,7 +160,7 @@ def test_what_an_evaluation_loses_is_counted_and_named(tmp_path: Path):
     def breaks(completions, **_):
         raise KeyError("gold")
 
-    evaluation = anyio.run(lambda: run_evaluation(tiny_config(tmp_path), given=Given(reward_functions=[breaks])))
+    evaluation = anyio.run(lambda: run_evaluation(tiny_config(tmp_path), given=RunInputs(reward_functions=[breaks])))
     assert (evaluation.metrics["eval/lost"], evaluation.metrics["eval/episodes"]) == (4, 0)
     assert "breaks: KeyError: 'gold'" in evaluation.error
     assert "eval/reward" not in evaluation.metrics

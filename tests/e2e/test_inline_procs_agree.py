@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from corrente.config import Inline, Inproc, Learner, Model, Procs, Run, RunConfig, Shm
+from corrente.config import Inline, Inproc, LearnerConfig, Model, Procs, Run, RunConfig, Shm
 from corrente.data.types import Batch, Completion, Request, Row, Sampling
 from corrente.runtime.base import Runtime, Workers
 from corrente.runtime.inline import InlineRuntime
@@ -57,7 +57,10 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def _config(model: Path, **given) -> RunConfig:
     # A learning rate at which one step moves every log-prob visibly.
     return RunConfig(
-        model=Model(path=str(model)), run=Run(seed=1, steps=8), learner=Learner(lr=0.02, max_grad_norm=0.0), **given
+        model=Model(path=str(model)),
+        run=Run(seed=1, steps=8),
+        learner=LearnerConfig(lr=0.02, max_grad_norm=0.0),
+        **given,
     )
 
 

@@ -16,8 +16,8 @@ from tests.e2e.tiny import ALPHABET, tiny_config
 
 from corrente import config
 from corrente.config import RunConfig
-from corrente.controller.parts import Outcome
-from corrente.entrypoints.inputs import Given
+from corrente.controller.parts import RunResult
+from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.train import run_training
 from corrente.errors import ConfigError
 from corrente.observe.trackers import open_trackers
@@ -47,8 +47,10 @@ def _config(tmp_path: Path, *overrides: str) -> RunConfig:
     return msgspec.structs.replace(made, prompts=config.GivenRows(shuffle_window=6), chat=chat)
 
 
-def _run(made: RunConfig, given: Given, record: Record, *, resume: bool = False, stop_at: float = math.inf) -> Outcome:
-    async def go() -> Outcome:
+def _run(
+    made: RunConfig, given: RunInputs, record: Record, *, resume: bool = False, stop_at: float = math.inf
+) -> RunResult:
+    async def go() -> RunResult:
         stop = anyio.Event()
         record._on_step = lambda step: stop.set() if step >= stop_at else None
         return await run_training(made, sinks=[record], resume=resume, given=given, signals=False, stop=stop)
@@ -66,7 +68,7 @@ def test_run_on_a_stream_of_conversations_trains_each_once_across_a_resume(tmp_p
         return [text.count(letter) / max(1, len(text)) for text, letter in zip(said, answer, strict=True)]
 
     made = _config(tmp_path)
-    given, before, after = Given(train_dataset=chats, reward_functions=[look]), Record(), Record()
+    given, before, after = RunInputs(train_dataset=chats, reward_functions=[look]), Record(), Record()
     assert _run(made, given, before, stop_at=4).ended == "stopped"
     assert _run(made, given, after, resume=True).ended == "data"
     samples = before.samples + after.samples
@@ -89,8 +91,8 @@ def test_run_with_trackers_goes_on_when_one_of_them_fails(tmp_path: Path):
     trackers = [*open_trackers(made, tmp_path / "bad"), *open_trackers(made, tmp_path / "good")]
     record = Record()
 
-    async def go() -> Outcome:
-        given = Given(
+    async def go() -> RunResult:
+        given = RunInputs(
             train_dataset=chats, reward_functions=[lambda completions: [float(i) for i, _ in enumerate(completions)]]
         )
         return await run_training(made, sinks=[record, *trackers], given=given, signals=False)
@@ -115,4 +117,4 @@ def test_function_that_asks_for_a_column_the_dataset_lacks_is_refused_before_a_m
     with pytest.raises(
         ConfigError, match=r"gold needs 'gold', which the dataset does not have in every row .columns: answer"
     ):
-        _run(made, Given(train_dataset=chats, reward_functions=[gold]), Record())
+        _run(made, RunInputs(train_dataset=chats, reward_functions=[gold]), Record())

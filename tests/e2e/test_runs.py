@@ -12,10 +12,10 @@ from tests.e2e.tiny import answer_fraction, tiny_config
 
 from corrente.config import RunConfig
 from corrente.controller import checkpoint_folder
-from corrente.controller.parts import Outcome
+from corrente.controller.parts import RunResult
 from corrente.entrypoints import assemble
 from corrente.entrypoints.assemble import open_parts
-from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.run_folder import run_folder_path
 from corrente.entrypoints.train import run_training
 from corrente.errors import CheckpointError, FailureBudgetError
@@ -54,12 +54,12 @@ class Record:
 
 def run(
     config: RunConfig, *, resume: bool = False, reward=answer_fraction, sink: Record | None = None
-) -> tuple[Outcome, Record]:
+) -> tuple[RunResult, Record]:
     record = sink or Record()
 
-    async def go() -> Outcome:
+    async def go() -> RunResult:
         return await run_training(
-            config, sinks=[record], resume=resume, given=Given(reward_functions=[reward]), signals=False
+            config, sinks=[record], resume=resume, given=RunInputs(reward_functions=[reward]), signals=False
         )
 
     return anyio.run(go), record
@@ -143,12 +143,12 @@ def test_run_resumed_trains_every_prompt_once(tmp_path: Path):
     config = tiny_config(tmp_path, *overrides, prompts=31)
     stop_at = 5
 
-    async def first_part() -> Outcome:
+    async def first_part() -> RunResult:
         stop = anyio.Event()
         record.__init__(on_step=lambda step: stop.set() if step >= stop_at else None)
         folder = run_folder_path(config) / "checkpoints"
         async with open_parts(
-            config, sinks=[record], folder=folder, given=Given(reward_functions=[answer_fraction])
+            config, sinks=[record], folder=folder, given=RunInputs(reward_functions=[answer_fraction])
         ) as parts:
             return await assemble.pipeline.run(parts, stop=stop)
 

@@ -15,7 +15,7 @@ from tests.unit.vllm_fake import Asked, Say, serving
 from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification, LlamaForTokenClassification
 
 from corrente.config import schema
-from corrente.controller.parts import Outcome
+from corrente.controller.parts import RunResult
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.train import run_training
 
@@ -48,13 +48,13 @@ def judge(asked: Asked) -> Say:
     return Say(body={"choices": [{"message": {"content": str(len(text) % 11)}}]})
 
 
-def scored_run(tmp_path: Path, scorers: list[dict[str, Any]], *more: str) -> tuple[Outcome, Record]:
+def scored_run(tmp_path: Path, scorers: list[dict[str, Any]], *more: str) -> tuple[RunResult, Record]:
     record = Record()
     tables = ", ".join(schema.show(scorer) for scorer in scorers)
     config = tiny_config(tmp_path, f"reward.scorers=[{tables}]", "observe.samples=8", "eval.every=0", *more)
     check_config(config)
 
-    async def go() -> Outcome:
+    async def go() -> RunResult:
         return await run_training(config, sinks=[record], signals=False)
 
     return anyio.run(go), record
@@ -69,7 +69,7 @@ def test_run_with_every_kind_of_scorer_trains_and_reports_each(tmp_path: Path):
     }
     assert AutoTokenizer.from_pretrained(models["wise"]).get_vocab()
 
-    async def main() -> tuple[Outcome, Record]:
+    async def main() -> tuple[RunResult, Record]:
         async with serving(judge) as fake:
             scorers = [
                 {"kind": "function", "function": "repetition_penalty", "options": {"n": 2}, "weight": 0.1},

@@ -12,8 +12,8 @@ from tests.e2e.test_runs import Record
 from tests.e2e.tiny import tiny_config, write_model, write_prompts
 
 from corrente.config import RunConfig
-from corrente.controller.parts import Outcome
-from corrente.entrypoints.inputs import Given
+from corrente.controller.parts import RunResult
+from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.train import run_training
 
 pytestmark = pytest.mark.slow
@@ -35,11 +35,11 @@ def talking(tmp_path: Path, *overrides: str, template: str = talks.TEMPLATE) -> 
     return tiny_config(tmp_path, *TALK, f"chat.template={template!r}", *overrides)
 
 
-def run(config: RunConfig, **given: Any) -> tuple[Outcome, Record]:
+def run(config: RunConfig, **given: Any) -> tuple[RunResult, Record]:
     record = Record()
 
-    async def go() -> Outcome:
-        return await run_training(config, sinks=[record], given=Given(**given), signals=False)
+    async def go() -> RunResult:
+        return await run_training(config, sinks=[record], given=RunInputs(**given), signals=False)
 
     return anyio.run(go), record
 

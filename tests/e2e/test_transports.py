@@ -127,7 +127,7 @@ def test_engine_scores_as_the_learners_saved_model_does(kind: str, dtype: str, t
             run=c.Run(dir=str(tmp_path)),
             model=c.Model(path=str(model), dtype=dtype),  # pyright: ignore
             sync=SECTIONS[kind],  # pyright: ignore
-            learner=c.Learner(lr=1e-2),
+            learner=c.LearnerConfig(lr=1e-2),
         )
         async with ProcsRuntime().open(config) as workers:
             for version in range(5):
@@ -192,13 +192,13 @@ def test_run_trains_to_its_end_and_leaves_what_it_should(kind: str, tmp_path: Pa
     import tiny
 
     from corrente.entrypoints.checks import check_config
-    from corrente.entrypoints.inputs import Given
+    from corrente.entrypoints.inputs import RunInputs
     from corrente.entrypoints.train import run_training
 
     payload = [] if kind == "collective" else ["sync.payload=delta"]
     config = tiny.tiny_config(tmp_path, "runtime.kind=procs", f"sync.kind={kind}", *payload)
     check_config(config)
-    given = Given(reward_functions=[tiny.answer_fraction])
+    given = RunInputs(reward_functions=[tiny.answer_fraction])
     outcome = anyio.run(lambda: run_training(config, given=given))
     assert (outcome.ended, outcome.version) == ("steps", 6)
     assert outcome.counts["trained"] == 12

@@ -26,16 +26,16 @@ from tests.e2e.vllm_tiny import CONTEXT, build, logprobs, logprobs_across, weigh
 from torch._C._distributed_c10d import PrefixStore
 from transformers import AutoModelForCausalLM
 
-from corrente.config import Collective, Disk, Http, Lora, Model, Run, RunConfig, Shm, Snapshot, Vllm
+from corrente.config import Collective, Disk, Http, Lora, Model, OldWeights, Run, RunConfig, Shm, Vllm
 from corrente.config.load import parse_config
-from corrente.controller.parts import Outcome
+from corrente.controller.parts import RunResult
 from corrente.data.types import Completion, Request, Sampling, Tokens
 from corrente.engine.embedded.stop import load_decoder
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.client import Client, ServerError, opened
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.engine.vllm.launcher import VllmLauncher
-from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.train import run_training
 from corrente.errors import SyncError, WorkerDied
 from corrente.runtime.launching import RunWeights
@@ -479,7 +479,7 @@ def test_a_server_that_loses_a_process_is_dead_within_a_second_and_leaves_nothin
     memory.close()
 
 
-def _train(folder: Path, *settings: str) -> tuple[Outcome, RecordingSink]:
+def _train(folder: Path, *settings: str) -> tuple[RunResult, RecordingSink]:
     """A short run whose updates land in flight."""
     write_model(folder / "model", ends=True)
     tables: dict[str, Any] = {
@@ -496,7 +496,7 @@ def _train(folder: Path, *settings: str) -> tuple[Outcome, RecordingSink]:
     }
     config = parse_config(tables, settings)
     sink = RecordingSink()
-    given = Given(reward_functions=[answer_fraction])
+    given = RunInputs(reward_functions=[answer_fraction])
     outcome = anyio.run(lambda: run_training(config, sinks=[sink], given=given, signals=False))
     assert (outcome.ended, outcome.steps, outcome.version) == ("steps", 8, 8)
     return outcome, sink
@@ -590,12 +590,12 @@ def test_a_run_attaches_to_two_servers_that_run_already(tmp_path: Path, monkeypa
 def test_adapters_are_served_by_version_and_kept_while_in_use(tmp_path: Path) -> None:
     """Adapter-only: what is served is the learner's policy, live requests keep theirs, and an old version goes with the last."""
     pytest.importorskip("peft")
-    from corrente.adapters.lora import Lora as Adapted
+    from corrente.adapters.lora import LoraAdapters as Adapted
 
     source = write_model(tmp_path / "model", layers=2)
     settings = Lora(rank=4, alpha=32.0)
     config = RunConfig(
-        model=Model(path=str(source)), engine=Vllm(max_context=CONTEXT), adapters=settings, inflight=Snapshot()
+        model=Model(path=str(source)), engine=Vllm(max_context=CONTEXT), adapters=settings, inflight=OldWeights()
     )
     learners = [
         Adapted(settings, source=source, load=lambda path: AutoModelForCausalLM.from_pretrained(path).eval(), seed=seed)

@@ -10,10 +10,10 @@ import torch
 
 from corrente.config import RunConfig
 from corrente.data.types import Batch
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 
 
-def weights(core: LearnerCore) -> dict[str, torch.Tensor]:
+def weights(core: TorchLearner) -> dict[str, torch.Tensor]:
     """As they are now, whatever it learns later."""
     return {name: tensor.clone() for name, tensor in core.tensors().items()}
 
@@ -25,13 +25,13 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def check_continues(config: RunConfig, folder: Path, build_batch: Callable[..., Any], *first: Batch) -> None:
     """After the batches ``first``, one more step gives equal weights and reports with a save and a load between and without."""
-    straight, stopped = LearnerCore(config), LearnerCore(config)
+    straight, stopped = TorchLearner(config), TorchLearner(config)
     for core in (straight, stopped):
         for batch in first:
             core.step(batch)
     (folder / "saved").mkdir()
     stopped.save(folder / "saved")
-    resumed = LearnerCore(config)
+    resumed = TorchLearner(config)
     resumed.load(folder / "saved")
     reports = [core.step(build_batch(seed=2)) for core in (straight, resumed)]
     assert same(weights(straight), weights(resumed))

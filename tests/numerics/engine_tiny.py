@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from corrente.data.types import ApplyMode, Completion, Request, Sampling, Tokens
-from corrente.engine.embedded.core import EngineCore
+from corrente.engine.embedded.core import EmbeddedCore
 from corrente.sync import pack
 from corrente.sync.base import Update
 
@@ -114,7 +114,7 @@ class Served:
     """An engine over two buffers, with ``model`` live as version 0 in buffer 0."""
 
     def __init__(self, path: Path, model: Any, *, kind: str = "auto", **options: Any) -> None:
-        self.core = EngineCore(model=path, path=kind, **options)
+        self.core = EmbeddedCore(model=path, path=kind, **options)
         self.layout = self.core.layout()
         self.buffers = [torch.zeros(self.layout.nbytes, dtype=torch.uint8) for _ in range(2)]
         self.core.attach(self.buffers)

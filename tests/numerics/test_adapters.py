@@ -21,7 +21,7 @@ from corrente.algo.losses import PolicyObjective
 from corrente.config import RunConfig
 from corrente.data.types import Batch
 from corrente.errors import CheckpointError, ConfigError, SyncError
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 from corrente.learner.model import Policy
 from corrente.learner.packing import plan
 
@@ -32,7 +32,9 @@ EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def _config(path: Path, **sections: Any) -> RunConfig:
-    return RunConfig(**({"model": c.Model(path=str(path)), "learner": c.Learner(lr=1e-2), "adapters": LORA} | sections))
+    return RunConfig(
+        **({"model": c.Model(path=str(path)), "learner": c.LearnerConfig(lr=1e-2), "adapters": LORA} | sections)
+    )
 
 
 def _shake(parameters: dict[str, Any]) -> None:
@@ -153,7 +155,7 @@ def _backward(objective: PolicyObjective, batch: Batch, logprobs: Callable[[], t
 
 
 def test_only_adapters_have_gradient_and_optimizer_state(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     frozen = {n: p.clone() for n, p in core._policy.model.named_parameters() if ".lora_" not in n}
     core.step(build_batch())
     core.step(build_batch(seed=1))
@@ -163,7 +165,7 @@ def test_only_adapters_have_gradient_and_optimizer_state(model_dir, build_batch)
 
 
 def test_adapters_start_as_nothing_and_follow_the_seed(model_dir, build_model):
-    first, again, other = (LearnerCore(_config(model_dir(), run=c.Run(seed=seed))) for seed in (0, 0, 1))
+    first, again, other = (TorchLearner(_config(model_dir(), run=c.Run(seed=seed))) for seed in (0, 0, 1))
     assert same(weights(first), weights(again))
     assert not same(weights(first), weights(other))
     ids = torch.arange(20)[None]
@@ -171,26 +173,26 @@ def test_adapters_start_as_nothing_and_follow_the_seed(model_dir, build_model):
 
 
 def test_reference_is_the_model_without_its_adapters(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir(), algo=c.Algo(beta=0.5)))
+    core = TorchLearner(_config(model_dir(), algo=c.Algo(beta=0.5)))
     assert core._reference.model is core._policy.model
     first, second = core.step(build_batch()), core.step(build_batch())
     assert first["kl/reference"] == pytest.approx(0, abs=1e-9)
     assert second["kl/reference"] > 1e-4
-    plain = LearnerCore(_config(model_dir(), algo=c.Algo(beta=0.5), adapters=c.Full()))
+    plain = TorchLearner(_config(model_dir(), algo=c.Algo(beta=0.5), adapters=c.Full()))
     (pack,) = plan(build_batch().rows, weights_R=np.ones(12), version=5, budget=1000)
     torch.testing.assert_close(core._reference_logprobs(pack), plain._reference_logprobs(pack))
 
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_step_lowers_its_own_loss(memory, model_dir, build_batch):
-    core = LearnerCore(_config(model_dir(), learner=c.Learner(lr=2e-2, gradient_checkpointing=memory)))
+    core = TorchLearner(_config(model_dir(), learner=c.LearnerConfig(lr=2e-2, gradient_checkpointing=memory)))
     losses = [core.step(build_batch())["train/loss"] for _ in range(8)]
     assert losses[-1] < losses[0] - 0.01
 
 
 def test_dropout_acts_on_what_is_trained_alone(model_dir, build_batch):
     settings = c.Lora(rank=RANK, alpha=ALPHA, dropout=0.5)
-    core, without = LearnerCore(_config(model_dir(), adapters=settings)), LearnerCore(_config(model_dir()))
+    core, without = TorchLearner(_config(model_dir(), adapters=settings)), TorchLearner(_config(model_dir()))
     _shake(core._adapters._own)
     _shake(without._adapters._own)
     ids = torch.arange(20)[None]
@@ -204,7 +206,7 @@ def test_dropout_acts_on_what_is_trained_alone(model_dir, build_batch):
 
 
 def test_lora_ships_no_base_weights(model_dir):
-    core, full = LearnerCore(_config(model_dir())), LearnerCore(_config(model_dir(), adapters=c.Full()))
+    core, full = TorchLearner(_config(model_dir())), TorchLearner(_config(model_dir(), adapters=c.Full()))
     assert all(".lora_" in name for name in core.tensors())
     per_layer = RANK * (2 * (16 + 16) + 2 * (16 + 8) + 3 * (16 + 24))
     assert sum(tensor.numel() for tensor in core.tensors().values()) == 2 * per_layer
@@ -213,17 +215,17 @@ def test_lora_ships_no_base_weights(model_dir):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_merged_weights_equal_those_peft_merges(name, model_dir, build_model):
-    core = LearnerCore(_config(model_dir(name), adapters=MERGED))
+    core = TorchLearner(_config(model_dir(name), adapters=MERGED))
     _shake(core._adapters._own)
     theirs = _plain_peft(build_model(name, dtype=torch.float32))
     _shake({n.replace(".default", ""): p for n, p in theirs.named_parameters() if p.requires_grad})
     want = theirs.merge_and_unload().state_dict()
     assert same(weights(core), dict(want))
-    assert set(want) == set(LearnerCore(_config(model_dir(name), adapters=c.Full())).tensors())
+    assert set(want) == set(TorchLearner(_config(model_dir(name), adapters=c.Full())).tensors())
 
 
 def test_merged_weights_are_the_same_bits_each_time(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir(), adapters=MERGED))
+    core = TorchLearner(_config(model_dir(), adapters=MERGED))
     frozen = {n: p.clone() for n, p in core._policy.model.named_parameters() if ".lora_" not in n}
     core.step(build_batch())
     first, addresses = weights(core), {n: t.data_ptr() for n, t in core.tensors().items()}
@@ -236,7 +238,7 @@ def test_merged_weights_are_the_same_bits_each_time(model_dir, build_batch):
 
 
 def test_both_kinds_train_alike(model_dir, build_batch):
-    one, other = (LearnerCore(_config(model_dir(), adapters=kind)) for kind in (LORA, MERGED))
+    one, other = (TorchLearner(_config(model_dir(), adapters=kind)) for kind in (LORA, MERGED))
     reports = [[core.step(build_batch(seed=seed)) for seed in range(3)] for core in (one, other)]
     assert [r["train/loss"] for r in reports[0]] == [r["train/loss"] for r in reports[1]]
     assert same(weights(one), {n: p.detach() for n, p in other._adapters._own.items()})
@@ -244,7 +246,7 @@ def test_both_kinds_train_alike(model_dir, build_batch):
 
 def test_experts_of_a_mixture_are_trained_and_merged(moe_dir, build_batch):
     settings = {"rank": RANK, "alpha": ALPHA, "targets": ("q_proj",), "target_parameters": EXPERTS}
-    core = LearnerCore(_config(moe_dir, adapters=c.LoraMerged(**settings)))
+    core = TorchLearner(_config(moe_dir, adapters=c.LoraMerged(**settings)))
     before = weights(core)
     for seed in range(2):
         core.step(build_batch(seed=seed))
@@ -274,7 +276,7 @@ def test_checkpoint_continues_as_if_never_stopped(kind, model_dir, build_batch, 
 @pytest.mark.parametrize("kind", [LORA, MERGED], ids=["lora", "lora_merged"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_checkpoint_is_a_directory_peft_loads(name, kind, model_dir, build_batch, tmp_path):
-    core = LearnerCore(_config(model_dir(name), adapters=kind))
+    core = TorchLearner(_config(model_dir(name), adapters=kind))
     core.step(build_batch())
     saved = tmp_path / "saved"
     saved.mkdir()
@@ -294,7 +296,7 @@ def test_checkpoint_is_a_directory_peft_loads(name, kind, model_dir, build_batch
 
 
 def test_checkpoint_of_experts_is_a_directory_peft_loads(moe_dir, build_batch, tmp_path):
-    core = LearnerCore(_config(moe_dir))
+    core = TorchLearner(_config(moe_dir))
     core.step(build_batch())
     saved = tmp_path / "saved"
     saved.mkdir()
@@ -323,7 +325,7 @@ def test_checkpoint_of_experts_is_a_directory_peft_loads(moe_dir, build_batch, t
 def test_damaged_or_other_checkpoint_is_refused_and_the_learner_goes_on(
     damage, message, model_dir, build_batch, tmp_path
 ):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     core.step(build_batch())
     kinds = {
         "rank": c.Lora(rank=2, alpha=ALPHA),
@@ -331,7 +333,7 @@ def test_damaged_or_other_checkpoint_is_refused_and_the_learner_goes_on(
         "targets": c.Lora(rank=RANK, alpha=ALPHA, targets=("q_proj", "o_proj")),
         "a full model": c.Full(),
     }
-    source = LearnerCore(_config(model_dir(), adapters=kinds[damage])) if damage in kinds else core
+    source = TorchLearner(_config(model_dir(), adapters=kinds[damage])) if damage in kinds else core
     saved = tmp_path / "saved"
     saved.mkdir()
     source.step(build_batch())
@@ -350,21 +352,21 @@ def test_damaged_or_other_checkpoint_is_refused_and_the_learner_goes_on(
 
 
 def test_training_starts_from_a_peft_directory(model_dir, build_batch, tmp_path):
-    first = LearnerCore(_config(model_dir()))
+    first = TorchLearner(_config(model_dir()))
     first.step(build_batch())
     saved = tmp_path / "saved"
     saved.mkdir()
     first.save(saved)
     start = c.Lora(rank=RANK, alpha=ALPHA, init=str(saved))
-    core = LearnerCore(_config(model_dir(), adapters=start, algo=c.Algo(beta=0.5)))
+    core = TorchLearner(_config(model_dir(), adapters=start, algo=c.Algo(beta=0.5)))
     assert same(weights(first), weights(core))
     reports = [core.step(build_batch()) for _ in range(2)]
     assert reports[0]["kl/reference"] == pytest.approx(0, abs=1e-9)
     assert reports[1]["kl/reference"] > 1e-4
     with pytest.raises(ConfigError, match=r"adapters\.init = .* adapters\.rank is 3 there and 4 here"):
-        LearnerCore(_config(model_dir(), adapters=c.Lora(rank=4, alpha=ALPHA, init=str(saved))))
+        TorchLearner(_config(model_dir(), adapters=c.Lora(rank=4, alpha=ALPHA, init=str(saved))))
     with pytest.raises(ConfigError, match=r"adapters\.init = .*nowhere"):
-        LearnerCore(_config(model_dir(), adapters=c.Lora(init=str(tmp_path / "nowhere"))))
+        TorchLearner(_config(model_dir(), adapters=c.Lora(init=str(tmp_path / "nowhere"))))
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------------------
@@ -383,30 +385,30 @@ def test_unknown_targets_are_refused_before_weights_are_loaded(settings, message
     path = model_dir()
     (path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=message):
-        LearnerCore(_config(path, adapters=c.Lora(**settings)))
+        TorchLearner(_config(path, adapters=c.Lora(**settings)))
 
 
 def test_dropout_of_experts_is_refused(moe_dir):
     with pytest.raises(ConfigError, match="dropout"):
-        LearnerCore(_config(moe_dir, adapters=c.Lora(dropout=0.1)))
+        TorchLearner(_config(moe_dir, adapters=c.Lora(dropout=0.1)))
 
 
 def test_weight_of_two_layers_cannot_be_merged(model_dir):
     with pytest.raises(ConfigError, match=r"lm_head\.weight and model\.embed_tokens\.weight|embed_tokens.*lm_head"):
-        LearnerCore(_config(model_dir(), adapters=c.LoraMerged(targets=("embed_tokens",))))
+        TorchLearner(_config(model_dir(), adapters=c.LoraMerged(targets=("embed_tokens",))))
 
 
 def test_missing_peft_is_named_with_its_extra(model_dir, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(ConfigError, match=r"corrente\[lora\]"):
-        LearnerCore(_config(model_dir()))
+        TorchLearner(_config(model_dir()))
 
 
 # ---- a directory per version ---------------------------------------------------------------------------------------------------
 
 
 def test_versions_are_written_once_as_directories_peft_loads(model_dir, build_batch, tmp_path):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     exporter = directory.Exporter(LORA, source=model_dir())
     first = exporter.write(tmp_path / "adapters", core.tensors(), run="sums", version=0)
     core.step(build_batch())

@@ -12,7 +12,7 @@ from corrente.algo.grouped import GroupedAlgorithm
 from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, Filter, Reward, RunConfig
 from corrente.controller.eval_metrics import eval_metrics
-from corrente.controller.step_metrics import Scored
+from corrente.controller.step_metrics import ScoreStats
 from corrente.data.types import Completion, Episode, Group, Prompt, Span, StepScore, Turn
 
 GIVER, GUESSER = "giver", "guesser"
@@ -199,7 +199,7 @@ def test_metrics_have_a_mean_per_agent_and_per_number_of_the_environment():
         _game(1.0, 0.0, metrics={"env/turns": 3.0}),
         _game(2.0, None, metrics={"env/turns": 5.0, "env/won": 1.0}),
     )
-    scored = Scored()
+    scored = ScoreStats()
     scored.add(_group(first, second))
     got = scored.metrics()
     assert (got["reward/agent/giver"], got["reward/agent/guesser"]) == (1.5, 0.0)

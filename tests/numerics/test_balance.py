@@ -17,7 +17,7 @@ from corrente import config as c
 from corrente.data.types import Batch
 from corrente.errors import ConfigError
 from corrente.learner.balance import Balance
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 from corrente.learner.packing import as_rows, plan
 
 
@@ -84,9 +84,9 @@ def test_a_step_of_the_learner_adds_it_to_its_loss(tmp_path: Path):
         config = c.RunConfig(
             model=c.Model(path=str(tmp_path)),
             sampling=LONG,
-            learner=c.Learner(router_aux_loss_coef=coef, micro_batch_tokens=20),
+            learner=c.LearnerConfig(router_aux_loss_coef=coef, micro_batch_tokens=20),
         )
-        reports.append(LearnerCore(config).step(step))
+        reports.append(TorchLearner(config).step(step))
     plain, balanced = reports
     assert "train/router_aux_loss" not in plain
     assert balanced["train/router_aux_loss"] == pytest.approx(losses(model, step, budget=10_000, coef=0.5)[0], rel=1e-4)

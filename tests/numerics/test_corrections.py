@@ -12,7 +12,7 @@ import torch
 from corrente.algo import checks, corrections, entropy, kl, ratio
 from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
-from corrente.algo.rows import Rows
+from corrente.algo.rows import TrainingRows
 from corrente.config import Algo, RunConfig, Staleness
 from corrente.errors import ConfigError
 
@@ -31,7 +31,7 @@ def _correct(
         log_rho_K=logs,
         advantages_K=torch.ones_like(logs) if advantages is None else _f(*advantages),
         lags_K=None if lags is None else torch.tensor(lags),
-        rows=Rows(None if row is None else torch.tensor(row), like=logs),
+        rows=TrainingRows(None if row is None else torch.tensor(row), like=logs),
         settings=Staleness(**settings),
     )
     return found.weight_K.tolist(), found.kept_K.tolist()

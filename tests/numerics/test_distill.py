@@ -14,11 +14,11 @@ import torch
 
 from corrente import config as c
 from corrente.algo import divergence
-from corrente.algo.base import Guide
+from corrente.algo.base import TeacherBatch
 from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, Distill, RunConfig, Staleness
-from corrente.data.types import Batch, Lesson
-from corrente.learner.core import LearnerCore
+from corrente.data.types import Batch, TeacherRow
+from corrente.learner.core import TorchLearner
 from corrente.learner.packing import plan
 
 LOSSES = ("advantage", "k1", "k2", "k3", "jsd")
@@ -39,12 +39,14 @@ def _objective(loss: str, algo: dict[str, Any] | None = None, *, correct: str = 
     )
 
 
-def _guide(teacher: torch.Tensor, *, weight: torch.Tensor | None = None) -> Guide:
+def _guide(teacher: torch.Tensor, *, weight: torch.Tensor | None = None) -> TeacherBatch:
     weight = torch.ones_like(teacher) if weight is None else weight
-    return Guide(weight_K=weight, logprobs_K=teacher, top_KJ=teacher.new_empty((len(teacher), 0)))
+    return TeacherBatch(weight_K=weight, logprobs_K=teacher, top_KJ=teacher.new_empty((len(teacher), 0)))
 
 
-def _total(objective: PolicyObjective, logprobs: torch.Tensor, behaviour: torch.Tensor, *guides: Guide, **more: Any):
+def _total(
+    objective: PolicyObjective, logprobs: torch.Tensor, behaviour: torch.Tensor, *guides: TeacherBatch, **more: Any
+):
     filled = {"advantages_K": torch.zeros_like(behaviour), "weights_K": torch.ones_like(behaviour), **more}
     return objective(logprobs, behaviour_K=behaviour, guides=guides, **filled).total
 
@@ -168,8 +170,8 @@ def _case(loss: str, *, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, Any]
     weight = torch.rand(12, generator=rng, dtype=torch.float64)
     weight[::4] = 0
 
-    def guides(student: torch.Tensor) -> tuple[Guide, ...]:
-        return (Guide(weight_K=weight, logprobs_K=teacher, top_KJ=tops[0], student_KJ=student),)
+    def guides(student: torch.Tensor) -> tuple[TeacherBatch, ...]:
+        return (TeacherBatch(weight_K=weight, logprobs_K=teacher, top_KJ=tops[0], student_KJ=student),)
 
     return torch.cat([at[:, None], tops[1]], 1), behaviour, guides
 
@@ -197,7 +199,7 @@ def test_gradient_equals_finite_differences(loss: str):
 def test_teacher_equal_to_the_student_gives_a_loss_of_zero(loss: str, correct: str):
     at, behaviour, _ = _case(loss)
     x = at.clone().requires_grad_()
-    same = Guide(weight_K=torch.ones(12).double(), logprobs_K=at[:, 0], top_KJ=at[:, 1:], student_KJ=x[:, 1:])
+    same = TeacherBatch(weight_K=torch.ones(12).double(), logprobs_K=at[:, 0], top_KJ=at[:, 1:], student_KJ=x[:, 1:])
     total = _total(_objective(loss, correct=correct), x[:, 0], behaviour, same)
     assert total.item() == 0
     (gradient,) = torch.autograd.grad(total, x)
@@ -217,7 +219,7 @@ def test_no_gradient_reaches_a_teacher_and_silence_cannot_matter(loss: str):
     x = at.clone().requires_grad_()
 
     def total(logprobs: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-        guide = Guide(weight_K=clean.weight_K, logprobs_K=logprobs, top_KJ=top, student_KJ=x[:, 1:])
+        guide = TeacherBatch(weight_K=clean.weight_K, logprobs_K=logprobs, top_KJ=top, student_KJ=x[:, 1:])
         return _total(_objective(loss), x[:, 0], behaviour, guide)
 
     of_teacher = torch.autograd.grad(total(*leaves), leaves, allow_unused=True)
@@ -254,7 +256,7 @@ def _taught(batch: Batch, *, vocabulary: int, top: int, teacher: str = "wise", s
         logits = rng.normal(size=(len(row.tokens), vocabulary))
         logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         likeliest = np.argsort(-logprobs, -1)[:, :top].astype(np.int32)
-        lesson = Lesson(
+        lesson = TeacherRow(
             teacher=teacher,
             logprobs=np.where(row.loss_mask, logprobs[np.arange(len(row.tokens)), row.tokens], 0).astype(np.float32),
             top_ids=np.where(row.loss_mask[:, None], likeliest, 0),
@@ -266,18 +268,18 @@ def _taught(batch: Batch, *, vocabulary: int, top: int, teacher: str = "wise", s
     return msgspec.structs.replace(batch, rows=tuple(rows))
 
 
-def _core(path: Path, loss: str, algo: dict[str, Any] | None = None, **learner: Any) -> LearnerCore:
+def _core(path: Path, loss: str, algo: dict[str, Any] | None = None, **learner: Any) -> TorchLearner:
     config = RunConfig(
         model=c.Model(path=str(path)),
-        learner=c.Learner(lr=1e-2, **learner),
+        learner=c.LearnerConfig(lr=1e-2, **learner),
         algo=Algo(**(algo or {})),
         distill=Distill(loss=loss, reward_weight=0.5),  # pyright: ignore[reportArgumentType]
         staleness=Staleness(correct="tis"),
     )
-    return LearnerCore(config)
+    return TorchLearner(config)
 
 
-def _gradient(core: LearnerCore, batch: Batch, *, budget: int) -> tuple[dict[str, torch.Tensor], float]:
+def _gradient(core: TorchLearner, batch: Batch, *, budget: int) -> tuple[dict[str, torch.Tensor], float]:
     weights_R = core._objective.row_weights(batch)
     packs = plan(batch.rows, weights_R=weights_R, version=batch.version, budget=budget, lessons=True)
     total, _, _ = core._gradient(packs, core._survey(packs), fresh=True)

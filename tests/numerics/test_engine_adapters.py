@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from corrente import config as c
 from corrente.config import RunConfig
 from corrente.data.types import Batch, Completion, Request, Row, Sampling, Tokens
-from corrente.engine.embedded.core import EngineCore
+from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.engine.embedded.hf import HFModel
 from corrente.engine.embedded.lean import LeanModel
 from corrente.errors import ConfigError
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 from corrente.sync.base import Update
 
 ALL = c.Lora(rank=4, alpha=12.0)
@@ -77,16 +77,16 @@ def _mixture() -> Any:
     return AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
 
 
-def _learner(path: Path, adapters: c.Lora | c.LoraMerged | c.Full, *, steps: int = 0) -> LearnerCore:
-    core = LearnerCore(
-        RunConfig(model=c.Model(path=str(path)), adapters=adapters, learner=c.Learner(lr=3e-2, max_grad_norm=0))
+def _learner(path: Path, adapters: c.Lora | c.LoraMerged | c.Full, *, steps: int = 0) -> TorchLearner:
+    core = TorchLearner(
+        RunConfig(model=c.Model(path=str(path)), adapters=adapters, learner=c.LearnerConfig(lr=3e-2, max_grad_norm=0))
     )
     for step in range(steps):
         _train(core, step)
     return core
 
 
-def _train(core: LearnerCore, seed: int) -> None:
+def _train(core: TorchLearner, seed: int) -> None:
     rng = np.random.default_rng(seed)
     mask = np.arange(10) > 3
     rows = tuple(
@@ -103,7 +103,7 @@ def _train(core: LearnerCore, seed: int) -> None:
     core.step(Batch(step=0, version=0, rows=rows, sequences=4, tokens=24))
 
 
-def _shipped(core: LearnerCore) -> Any:
+def _shipped(core: TorchLearner) -> Any:
     """What Served takes for a model: something with weights by name."""
     tensors = {name: tensor.clone() for name, tensor in core.tensors().items()}
     return SimpleNamespace(state_dict=lambda: tensors)
@@ -117,7 +117,7 @@ def _prompts() -> list[Tokens]:
     return [first] * 3 + [second] * 3 + [alone]
 
 
-def _logprobs(core: LearnerCore, tokens: Tokens) -> np.ndarray:
+def _logprobs(core: TorchLearner, tokens: Tokens) -> np.ndarray:
     """One plain forward of the learner's model."""
     ids = torch.from_numpy(np.asarray(tokens)).long()[None]
     with torch.no_grad():
@@ -125,7 +125,7 @@ def _logprobs(core: LearnerCore, tokens: Tokens) -> np.ndarray:
     return every.gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
-def _assert_sampled_by(core: LearnerCore, prompts: Sequence[Tokens], done: Sequence[Completion]) -> None:
+def _assert_sampled_by(core: TorchLearner, prompts: Sequence[Tokens], done: Sequence[Completion]) -> None:
     for prompt, completion in zip(prompts, done, strict=True):
         want = _logprobs(core, np.concatenate([prompt, completion.tokens]))[len(prompt) - 1 :]
         np.testing.assert_allclose(completion.logprobs, want, atol=1e-4, rtol=0)
@@ -258,7 +258,7 @@ def test_recompute_rebuilds_keys_under_the_new_adapter(model_at):
 @pytest.mark.parametrize("path", ["lean", "hf"])
 def test_layout_holds_adapters_alone(path, model_at):
     core = _learner(model_at("llama"), ALL)
-    engine = EngineCore(model=model_at("llama"), path=path, adapters=ALL)
+    engine = EmbeddedCore(model=model_at("llama"), path=path, adapters=ALL)
     sources = sorted(source for slab in engine.layout().slabs for source in slab.sources)
     assert sources == sorted(core.tensors())
     payload = sum(tensor.nbytes for tensor in core.tensors().values())
@@ -292,8 +292,8 @@ def test_adapters_of_a_wide_model_are_at_most_two_percent_of_its_bytes(tmp_path)
 def test_lean_path_refuses_adapters_it_has_no_product_for(model_at):
     settings = c.Lora(rank=2, targets=("lm_head", "q_proj"))
     with pytest.raises(ConfigError, match=r"no product for the adapter .*lm_head"):
-        EngineCore(model=model_at("qwen3"), path="lean", adapters=settings)
-    assert isinstance(EngineCore(model=model_at("qwen3"), adapters=settings)._model, HFModel)
+        EmbeddedCore(model=model_at("qwen3"), path="lean", adapters=settings)
+    assert isinstance(EmbeddedCore(model=model_at("qwen3"), adapters=settings)._model, HFModel)
 
 
 def test_adapter_of_the_output_layer_is_served_by_the_modules_of_peft(model_at):
@@ -306,7 +306,7 @@ def test_adapter_of_the_output_layer_is_served_by_the_modules_of_peft(model_at):
 def test_frozen_weights_that_are_missing_are_a_config_error(model_at, tmp_path):
     (tmp_path / "config.json").write_bytes((model_at("llama") / "config.json").read_bytes())
     with pytest.raises(ConfigError, match=r"model\.path"):
-        EngineCore(model=tmp_path, adapters=ALL)
+        EmbeddedCore(model=tmp_path, adapters=ALL)
 
 
 @pytest.mark.parametrize("path", ["lean", "hf"])
@@ -316,4 +316,4 @@ def test_frozen_weights_of_which_some_are_missing_are_refused_and_not_made_up(mo
     weights.pop("model.layers.1.mlp.up_proj.weight")
     save_file(weights, tmp_path / "lacking" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"model\.path.*no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
-        EngineCore(model=tmp_path / "lacking", adapters=ALL, path=path)
+        EmbeddedCore(model=tmp_path / "lacking", adapters=ALL, path=path)

@@ -14,7 +14,7 @@ import trio.testing
 from tests.numerics.engine_tiny import CONTEXT, tiny
 
 from corrente.data.types import Request, Sampling
-from corrente.engine.embedded.core import EngineCore
+from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.errors import GenerationError
 from corrente.sync import pack
@@ -31,7 +31,7 @@ PROMPT = np.arange(20, 30, dtype=np.int32)
 @asynccontextmanager
 async def engine_case(kind: str, path: str) -> AsyncIterator[EngineCase]:
     where, model, _ = tiny(kind)
-    core = EngineCore(model=where, path=path)
+    core = EmbeddedCore(model=where, path=path)
     layout = core.layout()
     buffers = [torch.zeros(layout.nbytes, dtype=torch.uint8) for _ in range(2)]
     core.attach(buffers)

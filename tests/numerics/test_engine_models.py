@@ -15,7 +15,7 @@ from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from corrente.data.types import Completion, Sampling, Tokens
-from corrente.engine.embedded.core import EngineCore
+from corrente.engine.embedded.core import EmbeddedCore
 from corrente.errors import ConfigError, GenerationError, SyncError
 from corrente.sync import pack
 from corrente.sync.base import Update
@@ -187,7 +187,7 @@ def test_flip_copies_nothing(kind: str, path: str):
 def test_layout_holds_every_parameter_once():
     for kind, path in PATHS:
         where, model, _ = tiny(kind)
-        sources = [source for slab in EngineCore(model=where, path=path).layout().slabs for source in slab.sources]
+        sources = [source for slab in EmbeddedCore(model=where, path=path).layout().slabs for source in slab.sources]
         assert len(sources) == len(set(sources))
         assert set(dict(model.named_parameters())) <= set(sources)
 
@@ -218,23 +218,23 @@ def test_weights_that_are_not_finite_cost_the_request_and_not_the_engine():
 def test_an_architecture_it_cannot_serve_is_refused_with_the_reason(tmp_path: Path, name: str):
     AutoConfig.for_model(name).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.path.*cannot be served"):
-        EngineCore(model=tmp_path)
+        EmbeddedCore(model=tmp_path)
 
 
 def test_attention_that_counts_slots_is_refused():
     where, _, _ = tiny("gpt_neo_local")
     with pytest.raises(ConfigError, match="local attention"):
-        EngineCore(model=where)
+        EmbeddedCore(model=where)
 
 
 def test_wrong_knobs_are_refused(tmp_path: Path):
     where, _, _ = tiny("gpt2")
     with pytest.raises(ConfigError, match=r"engine\.max_context: 97"):
-        EngineCore(model=where, max_context=97)
+        EmbeddedCore(model=where, max_context=97)
     with pytest.raises(ConfigError, match=r"engine\.path.*lean"):
-        EngineCore(model=where, path="lean")
+        EmbeddedCore(model=where, path="lean")
     with pytest.raises(ConfigError, match=r"no config\.json"):
-        EngineCore(model=tmp_path)
+        EmbeddedCore(model=tmp_path)
 
 
 def test_a_sliding_window_bounds_the_context(tmp_path: Path):
@@ -242,7 +242,7 @@ def test_a_sliding_window_bounds_the_context(tmp_path: Path):
     config = AutoConfig.from_pretrained(where)
     config.sliding_window = 32
     config.save_pretrained(tmp_path)
-    assert EngineCore(model=tmp_path).context == 32
+    assert EmbeddedCore(model=tmp_path).context == 32
 
 
 @pytest.mark.model
@@ -301,7 +301,7 @@ def test_scores_that_cannot_be_had_are_refused():
         with pytest.raises(GenerationError, match=message):
             core.score(tokens, top)
     with pytest.raises(GenerationError, match="no weights"):
-        EngineCore(model=where).score(PROMPTS[0])
+        EmbeddedCore(model=where).score(PROMPTS[0])
 
 
 @pytest.mark.model

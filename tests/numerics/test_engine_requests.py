@@ -15,7 +15,7 @@ from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, spell, tiny
 from transformers import AutoTokenizer
 
 from corrente.data.types import Completion, Request, Sampling
-from corrente.engine.embedded.core import EngineCore
+from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.stop import StopStrings
 from corrente.errors import GenerationError
 
@@ -183,7 +183,7 @@ def test_a_request_before_weights_or_with_a_used_id_is_refused():
     where, model, _ = tiny("llama")
     request = Request(id="a", tokens=PROMPT, sampling=Sampling(max_tokens=2))
     with pytest.raises(GenerationError, match="no weights"):
-        EngineCore(model=where).submit(request)
+        EmbeddedCore(model=where).submit(request)
     served = Served(where, model)
     served.core.submit(request)
     with pytest.raises(GenerationError, match="equal id"):

@@ -15,8 +15,8 @@ from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
 from corrente.data.types import Completion, Request, Sampling, Span, Tokens
 from corrente.engine.embedded.kv import KVCache
 from corrente.engine.embedded.rows import LiveRows
-from corrente.engine.embedded.sequence import Live
-from corrente.engine.embedded.weights import Weights
+from corrente.engine.embedded.sequence import LiveSequence
+from corrente.engine.embedded.weights import EmbeddedWeights
 from corrente.errors import SyncError
 from corrente.sync import pack
 from corrente.sync.base import Update
@@ -207,9 +207,9 @@ def test_scores_are_those_of_the_newest_weights_while_a_snapshot_lasts():
 # ---- rows ----------------------------------------------------------------------------------------------------------------
 
 
-def _live(name: int) -> Live:
+def _live(name: int) -> LiveSequence:
     request = Request(id=str(name), tokens=np.array([name, name], np.int32), sampling=Sampling())
-    return Live(request, room=4, stop_ids=frozenset(), decode=None, vocabulary=VOCABULARY)
+    return LiveSequence(request, room=4, stop_ids=frozenset(), decode=None, vocabulary=VOCABULARY)
 
 
 @settings(max_examples=150, deadline=None)
@@ -219,8 +219,8 @@ def test_rows_follow_their_sequences_and_versions_stay_together(data: st.DataObj
     cache = KVCache(max_rows=64, max_slots=64)
     cache.reserve(64, 2)
     cache.keys, cache.values = [torch.zeros(64, 1, 64, 1)], [torch.zeros(64, 1, 64, 1)]
-    rows, expected, names = LiveRows(cache), dict[str, Weights](), iter(range(10_000))
-    newest = Weights(Update(version=0, slot=0), {})
+    rows, expected, names = LiveRows(cache), dict[str, EmbeddedWeights](), iter(range(10_000))
+    newest = EmbeddedWeights(Update(version=0, slot=0), {})
     for _ in range(data.draw(st.integers(1, 12))):
         match data.draw(st.sampled_from(["append", "remove", "remove", "snapshot", "swap"])):
             case "append":
@@ -236,9 +236,9 @@ def test_rows_follow_their_sequences_and_versions_stay_together(data: st.DataObj
                     del expected[name]
                 rows.remove(leaving)
             case "snapshot" if len({id(segment.weights) for segment in rows.segments}) < 2:
-                newest = Weights(Update(version=newest.version + 1, slot=1 - newest.slot), {})
+                newest = EmbeddedWeights(Update(version=newest.version + 1, slot=1 - newest.slot), {})
             case "swap":
-                newest = Weights(Update(version=newest.version + 1, slot=1 - newest.slot), {})
+                newest = EmbeddedWeights(Update(version=newest.version + 1, slot=1 - newest.slot), {})
                 rows.move_to(newest, rebuilt=False)
                 expected = dict.fromkeys(expected, newest)
             case _:
@@ -246,8 +246,8 @@ def test_rows_follow_their_sequences_and_versions_stay_together(data: st.DataObj
         _check(rows, cache, expected)
 
 
-def _check(rows: LiveRows, cache: KVCache, expected: dict[str, Weights]) -> None:
-    held: dict[str, Weights] = {}
+def _check(rows: LiveRows, cache: KVCache, expected: dict[str, EmbeddedWeights]) -> None:
+    held: dict[str, EmbeddedWeights] = {}
     at = 0
     for segment in rows.segments:
         assert (segment.first, segment.stop > segment.first) == (at, True)

@@ -16,7 +16,7 @@ from corrente.algo.graph import rows
 from corrente.config import RunConfig
 from corrente.data.routing import UNKNOWN, Experts
 from corrente.data.types import Batch, Completion, Episode, Request, Row, Sampling, Tokens, Turn
-from corrente.engine.embedded.core import EngineCore
+from corrente.engine.embedded.core import EmbeddedCore
 from corrente.errors import AlignmentError, ConfigError
 from corrente.learner.model import recompute_activations
 from corrente.learner.packing import as_rows, as_tree, plan
@@ -160,7 +160,7 @@ def test_experts_are_kept_by_default_where_there_are_any_and_not_where_they_are_
     assert serve("llama", keep_routing=None)[0].run(PROMPTS, LONG)[0].routing is None
     for path in ("auto", "hf"):
         with pytest.raises(ConfigError, match=r"model\.keep_routing = true: .* leave it out"):
-            EngineCore(model=tiny("llama")[0], path=path, keep_routing=True)
+            EmbeddedCore(model=tiny("llama")[0], path=path, keep_routing=True)
 
 
 # ---- what is replayed ---------------------------------------------------------------------------------------------------------

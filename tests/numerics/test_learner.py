@@ -22,14 +22,14 @@ from corrente.backends.single import SingleDevice
 from corrente.config import RunConfig
 from corrente.data.types import Batch, Row, Sampling
 from corrente.errors import CheckpointError, ConfigError, DivergedError
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 from corrente.learner.model import Policy, compute_dtype
 from corrente.learner.packing import plan
 from corrente.learner.schedule import learning_rate
 
 
 def _config(path: Path, **sections: Any) -> RunConfig:
-    return RunConfig(**({"model": c.Model(path=str(path)), "learner": c.Learner(lr=1e-2)} | sections))
+    return RunConfig(**({"model": c.Model(path=str(path)), "learner": c.LearnerConfig(lr=1e-2)} | sections))
 
 
 def _empty(version: int = 5) -> Batch:
@@ -138,8 +138,8 @@ def test_gradient_equals_finite_differences_of_the_loss(build_model, build_batch
 def test_step_moves_as_adamw_over_a_plain_loop(model_dir, build_batch, plain_logprobs):
     """Two whole steps, clipping and decay included, against torch's own optimizer on a plain loop."""
     path, batches = model_dir(), [build_batch(seed=1), build_batch(seed=2)]
-    learner = c.Learner(lr=1e-2, weight_decay=0.1, max_grad_norm=0.05, micro_batch_tokens=30)
-    core = LearnerCore(_config(path, learner=learner))
+    learner = c.LearnerConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=0.05, micro_batch_tokens=30)
+    core = TorchLearner(_config(path, learner=learner))
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     decayed, others = ([p for p in model.parameters() if (p.ndim >= 2) is matrix] for matrix in (True, False))
     optimizer = torch.optim.AdamW(
@@ -158,7 +158,7 @@ def test_step_moves_as_adamw_over_a_plain_loop(model_dir, build_batch, plain_log
 def test_gradient_checkpointing_changes_nothing(model_dir, build_batch):
     path = model_dir()
     plain, checked = (
-        LearnerCore(_config(path, learner=c.Learner(lr=1e-2, gradient_checkpointing=on))) for on in (False, True)
+        TorchLearner(_config(path, learner=c.LearnerConfig(lr=1e-2, gradient_checkpointing=on))) for on in (False, True)
     )
     reports = [core.step(build_batch()) for core in (plain, checked)]
     assert reports[0]["train/grad_norm"] == pytest.approx(reports[1]["train/grad_norm"], rel=1e-6)
@@ -168,7 +168,7 @@ def test_gradient_checkpointing_changes_nothing(model_dir, build_batch):
 
 def test_dropout_of_the_model_is_off(model_dir, build_batch, plain_logprobs, build_model):
     """GPT-2 comes with dropout 0.1: the ratio of an unchanged policy must be 1 all the same."""
-    core = LearnerCore(_config(model_dir("gpt2"), learner=c.Learner(gradient_checkpointing=True)))
+    core = TorchLearner(_config(model_dir("gpt2"), learner=c.LearnerConfig(gradient_checkpointing=True)))
     assert core._policy.model.config.resid_pdrop == 0.1
     batch = _on_policy(build_model("gpt2", dtype=torch.float32), build_batch(), plain_logprobs)
     assert core.step(batch)["mismatch/logprob_gap_max"] < 1e-4
@@ -177,7 +177,7 @@ def test_dropout_of_the_model_is_off(model_dir, build_batch, plain_logprobs, bui
 # ---- what is left alone -------------------------------------------------------------------------------------------------------
 
 
-def _moves_nothing(core: LearnerCore, batch: Batch) -> dict[str, float]:
+def _moves_nothing(core: TorchLearner, batch: Batch) -> dict[str, float]:
     """What a step of this batch reports, after it left weights and optimizer as they were."""
     before, state = weights(core), core._backend.state()
     moments = {k: {n: t.clone() for n, t in s.items()} for k, s in state["state"].items()}
@@ -190,22 +190,22 @@ def _moves_nothing(core: LearnerCore, batch: Batch) -> dict[str, float]:
 
 
 def test_batch_without_rows_changes_nothing(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir(), learner=c.Learner(lr=1e-2, weight_decay=0.1)))
+    core = TorchLearner(_config(model_dir(), learner=c.LearnerConfig(lr=1e-2, weight_decay=0.1)))
     core.step(build_batch())
     assert _moves_nothing(core, _empty())["train/tokens"] == 0
 
 
 @pytest.mark.parametrize("why", ["equal rewards", "all rejected"])
 def test_step_without_gradient_changes_nothing_though_the_optimizer_has_momentum(why, model_dir, build_batch):
-    learner, batch = c.Learner(lr=1e-2, weight_decay=0.1), build_batch()
-    taught = LearnerCore(_config(model_dir(), learner=learner))
+    learner, batch = c.LearnerConfig(lr=1e-2, weight_decay=0.1), build_batch()
+    taught = TorchLearner(_config(model_dir(), learner=learner))
     taught.step(batch)
     if why == "equal rewards":
         core = taught
         flat = [msgspec.structs.replace(row, advantages=np.zeros_like(row.advantages)) for row in batch.rows]
         batch = msgspec.structs.replace(batch, rows=tuple(flat))
     else:
-        core = LearnerCore(_config(model_dir(), learner=learner, staleness=c.Staleness(veto=1e9)))
+        core = TorchLearner(_config(model_dir(), learner=learner, staleness=c.Staleness(veto=1e9)))
         core._backend.restore(taught._backend.state())
     report = _moves_nothing(core, batch)
     assert report["train/grad_norm"] == 0
@@ -213,8 +213,8 @@ def test_step_without_gradient_changes_nothing_though_the_optimizer_has_momentum
 
 
 def test_batch_without_rows_counts_in_the_schedule(model_dir, build_batch):
-    learner, run = c.Learner(lr=1.0, schedule="linear"), c.Run(steps=4)
-    core = LearnerCore(_config(model_dir(), learner=learner, run=run))
+    learner, run = c.LearnerConfig(lr=1.0, schedule="linear"), c.Run(steps=4)
+    core = TorchLearner(_config(model_dir(), learner=learner, run=run))
     assert [core.step(_empty())["train/lr"] for _ in range(4)] == [1.0, 0.75, 0.5, 0.25]
 
 
@@ -222,7 +222,7 @@ def test_adding_rows_without_advantage_changes_nothing(model_dir, build_batch):
     """What the algorithm leaves out for speed has no gradient; denominators are the batch's own."""
     batch = build_batch()
     idle = [msgspec.structs.replace(row, advantages=np.zeros_like(row.advantages)) for row in build_batch(seed=9).rows]
-    lean, full = (LearnerCore(_config(model_dir())) for _ in range(2))
+    lean, full = (TorchLearner(_config(model_dir())) for _ in range(2))
     lean.step(batch)
     full.step(msgspec.structs.replace(batch, rows=(*batch.rows, *idle)))
     for name, tensor in lean.tensors().items():
@@ -236,7 +236,7 @@ def test_masked_positions_may_hold_anything(model_dir, build_batch):
         holes = {name: np.where(row.loss_mask, getattr(row, name), np.nan) for name in ("logprobs", "advantages")}
         return msgspec.structs.replace(row, **{name: value.astype(np.float32) for name, value in holes.items()})
 
-    clean, dirty = (LearnerCore(_config(model_dir())) for _ in range(2))
+    clean, dirty = (TorchLearner(_config(model_dir())) for _ in range(2))
     clean.step(batch)
     dirty.step(msgspec.structs.replace(batch, rows=tuple(poisoned(row) for row in batch.rows)))
     assert same(weights(clean), weights(dirty))
@@ -244,7 +244,7 @@ def test_masked_positions_may_hold_anything(model_dir, build_batch):
 
 @pytest.mark.parametrize("fault", ["logprobs", "weights"])
 def test_divergence_raises_and_moves_nothing(fault, model_dir, build_batch):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     good = build_batch()
     core.step(good)
     if fault == "weights":
@@ -266,7 +266,7 @@ def test_divergence_raises_and_moves_nothing(fault, model_dir, build_batch):
 
 
 def test_infinite_gradient_of_a_finite_loss_raises(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     before = weights(core)
     core._policy.model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(DivergedError, match="gradient norm"):
@@ -289,7 +289,7 @@ def test_end_of_sequence_is_trained_also_when_it_is_the_padding_token(model_dir,
         )
         for ids, mask, sign in zip(tokens, masks, (1.0, -1.0), strict=True)
     )
-    core = LearnerCore(_config(model_dir(), algo=c.Algo(epsilon=0.99, epsilon_high=50.0, delta=None)))
+    core = TorchLearner(_config(model_dir(), algo=c.Algo(epsilon=0.99, epsilon_high=50.0, delta=None)))
     for folds in (True, False):
         core._policy.folds = folds
         ids = torch.from_numpy(tokens[0]).long()[None]
@@ -304,7 +304,7 @@ def test_end_of_sequence_is_trained_also_when_it_is_the_padding_token(model_dir,
 
 def test_ratio_is_one_at_equal_weights(model_dir, build_model, build_batch, plain_logprobs):
     batch = _on_policy(build_model(dtype=torch.float32), build_batch(), plain_logprobs, temperature=0.7)
-    core = LearnerCore(_config(model_dir(), sampling=Sampling(temperature=0.7)))
+    core = TorchLearner(_config(model_dir(), sampling=Sampling(temperature=0.7)))
     report = core.step(batch)
     assert report["ratio/mean"] == pytest.approx(1, abs=1e-4)
     assert report["ratio/max"] == pytest.approx(1, abs=1e-3)
@@ -315,7 +315,7 @@ def test_ratio_is_one_at_equal_weights(model_dir, build_model, build_batch, plai
 
 def test_metrics_equal_their_definitions(model_dir, build_model, build_batch, plain_logprobs):
     batch = build_batch()
-    report = LearnerCore(_config(model_dir(), learner=c.Learner(micro_batch_tokens=25))).step(batch)
+    report = TorchLearner(_config(model_dir(), learner=c.LearnerConfig(micro_batch_tokens=25))).step(batch)
     logprobs = torch.cat(plain_logprobs(build_model(dtype=torch.float32), batch.rows)).double().detach().numpy()
     behaviour = np.concatenate([row.logprobs[row.loss_mask] for row in batch.rows])
     advantages = np.concatenate([row.advantages[row.loss_mask] for row in batch.rows])
@@ -358,21 +358,21 @@ def test_bucket_without_tokens_is_left_out(model_dir, build_batch):
     fresh = tuple(
         msgspec.structs.replace(row, versions=np.where(row.loss_mask, 3, 0).astype(np.int32)) for row in batch.rows
     )
-    report = LearnerCore(_config(model_dir())).step(msgspec.structs.replace(batch, rows=fresh))
+    report = TorchLearner(_config(model_dir())).step(msgspec.structs.replace(batch, rows=fresh))
     assert {name.partition("/")[0] for name in report if name.startswith("lag")} == {"lag2"}
     assert report["lag2/tokens"] == report["train/tokens"]
     assert not any(name.startswith("mismatch") for name in report)
 
 
 def test_reference_is_the_initial_model(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir(), algo=c.Algo(beta=0.5)))
+    core = TorchLearner(_config(model_dir(), algo=c.Algo(beta=0.5)))
     first, second = core.step(build_batch()), core.step(build_batch())
     assert first["kl/reference"] == pytest.approx(0, abs=1e-9)
     assert second["kl/reference"] > 1e-4
 
 
 def test_step_lowers_its_own_loss(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     losses = [core.step(build_batch())["train/loss"] for _ in range(8)]
     assert losses[-1] < losses[0] - 0.01
 
@@ -391,7 +391,7 @@ def test_step_lowers_its_own_loss(model_dir, build_batch):
     ],
 )
 def test_schedule_by_hand(schedule, warmup, want):
-    learner = c.Learner(lr=1.0, schedule=schedule, warmup_steps=warmup)
+    learner = c.LearnerConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
     got = [learning_rate(learner, step=step, steps=4) for step in range(len(want))]
     assert got == [pytest.approx(value, abs=1e-12) for value in want]
 
@@ -402,8 +402,8 @@ def test_compute_dtype_is_single_precision_on_a_cpu():
 
 
 def test_bfloat16_keeps_weights_in_single_precision(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir(), model=c.Model(path=str(model_dir()), dtype="bfloat16")))
-    exact = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir(), model=c.Model(path=str(model_dir()), dtype="bfloat16")))
+    exact = TorchLearner(_config(model_dir()))
     reports = [learner.step(build_batch()) for learner in (core, exact)]
     assert all(tensor.dtype == torch.float32 for tensor in core.tensors().values())
     assert reports[0]["ratio/mean"] == pytest.approx(reports[1]["ratio/mean"], rel=0.1)
@@ -415,25 +415,27 @@ def test_bfloat16_keeps_weights_in_single_precision(model_dir, build_batch):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_tensors_include_tied_aliases(name, model_dir):
-    tensors = LearnerCore(_config(model_dir(name))).tensors()
+    tensors = TorchLearner(_config(model_dir(name))).tensors()
     table = "model.embed_tokens.weight" if name == "llama" else "transformer.wte.weight"
     assert tensors["lm_head.weight"].data_ptr() == tensors[table].data_ptr()
 
 
 def test_tensors_stay_where_they_are(model_dir, build_batch):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     before = {name: tensor.data_ptr() for name, tensor in core.tensors().items()}
     core.step(build_batch())
     assert {name: tensor.data_ptr() for name, tensor in core.tensors().items()} == before
 
 
 def test_checkpoint_continues_as_if_never_stopped(model_dir, build_batch, tmp_path):
-    config = _config(model_dir(), learner=c.Learner(lr=1e-2, schedule="linear"), algo=c.Algo(beta=0.1))
+    config = _config(model_dir(), learner=c.LearnerConfig(lr=1e-2, schedule="linear"), algo=c.Algo(beta=0.1))
     check_continues(config, tmp_path, build_batch, build_batch(seed=1), _empty())
 
 
 def test_a_restored_optimizer_keeps_its_moments_and_takes_the_settings_it_is_given():
-    def stepped(settings: c.Learner, start: float, state: dict[str, Any] | None = None) -> tuple[SingleDevice, float]:
+    def stepped(
+        settings: c.LearnerConfig, start: float, state: dict[str, Any] | None = None
+    ) -> tuple[SingleDevice, float]:
         weight = torch.nn.Parameter(torch.tensor([[start]]))
         backend = SingleDevice([weight], learner=settings)
         if state is not None:
@@ -442,8 +444,8 @@ def test_a_restored_optimizer_keeps_its_moments_and_takes_the_settings_it_is_giv
         backend.step(lr=0.1, norm=2.0, max_norm=0.0)
         return backend, weight.item()
 
-    before, _ = stepped(c.Learner(), 1.0)
-    after, moved = stepped(c.Learner(betas=(0.5, 0.0), eps=1.0, weight_decay=0.5), 3.0, before.state())
+    before, _ = stepped(c.LearnerConfig(), 1.0)
+    after, moved = stepped(c.LearnerConfig(betas=(0.5, 0.0), eps=1.0, weight_decay=0.5), 3.0, before.state())
     mean = (0.5 * 0.1 * 2 + 0.5 * 2) / (1 - 0.5**2)  # the first step left 0.1 * 2, at the old beta
     assert moved == pytest.approx(3.0 * (1 - 0.1 * 0.5) - 0.1 * mean / (2 + 1.0))
     assert after.state()["param_groups"][0]["betas"] == (0.5, 0.0)
@@ -451,7 +453,7 @@ def test_a_restored_optimizer_keeps_its_moments_and_takes_the_settings_it_is_giv
 
 def test_checkpoint_is_a_model_anyone_can_load(model_dir, build_batch, tmp_path):
     source = model_dir("gpt2")
-    core = LearnerCore(_config(source))
+    core = TorchLearner(_config(source))
     core.step(build_batch())
     (tmp_path / "saved").mkdir()
     core.save(tmp_path / "saved")
@@ -465,7 +467,7 @@ def test_checkpoint_is_a_model_anyone_can_load(model_dir, build_batch, tmp_path)
 
 def test_load_keeps_tensors_where_they_are(model_dir, build_batch, tmp_path):
     """The weight transport holds on to them."""
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     (tmp_path / "saved").mkdir()
     core.save(tmp_path / "saved")
     before = {name: tensor.data_ptr() for name, tensor in core.tensors().items()}
@@ -475,11 +477,11 @@ def test_load_keeps_tensors_where_they_are(model_dir, build_batch, tmp_path):
 
 @pytest.mark.parametrize("damage", ["no state", "torn state", "torn weights", "other model", "nothing"])
 def test_damaged_checkpoint_is_refused_and_the_learner_goes_on(damage, model_dir, build_batch, tmp_path):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     core.step(build_batch())
     saved = tmp_path / "saved"
     saved.mkdir()
-    source = LearnerCore(_config(model_dir("qwen3"))) if damage == "other model" else core
+    source = TorchLearner(_config(model_dir("qwen3"))) if damage == "other model" else core
     source.step(build_batch())
     source.save(saved)
     if damage == "no state":
@@ -497,7 +499,7 @@ def test_damaged_checkpoint_is_refused_and_the_learner_goes_on(damage, model_dir
 
 
 def test_checkpoint_that_would_run_code_is_refused(model_dir, tmp_path):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     saved = tmp_path / "saved"
     saved.mkdir()
     core.save(saved)
@@ -507,7 +509,7 @@ def test_checkpoint_that_would_run_code_is_refused(model_dir, tmp_path):
 
 
 def test_save_into_a_missing_directory_is_a_checkpoint_error(model_dir, tmp_path):
-    core = LearnerCore(_config(model_dir()))
+    core = TorchLearner(_config(model_dir()))
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError):
         core.save(tmp_path / "file" / "saved")
@@ -515,7 +517,7 @@ def test_save_into_a_missing_directory_is_a_checkpoint_error(model_dir, tmp_path
 
 def test_directory_without_a_model_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.path"):
-        LearnerCore(_config(tmp_path))
+        TorchLearner(_config(tmp_path))
 
 
 def test_weights_that_are_missing_are_refused_and_not_made_up(model_dir, tmp_path):
@@ -524,4 +526,4 @@ def test_weights_that_are_missing_are_refused_and_not_made_up(model_dir, tmp_pat
     weights["model.layers.1.self_attn.q_proj.base_layer.weight"] = weights.pop("model.layers.1.self_attn.q_proj.weight")
     save_file(weights, tmp_path / "lacking" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"model\.path.*no weights for model\.layers\.1\.self_attn\.q_proj\.weight"):
-        LearnerCore(_config(tmp_path / "lacking"))
+        TorchLearner(_config(tmp_path / "lacking"))

@@ -14,7 +14,7 @@ from corrente import config as c
 from corrente.algo import checks
 from corrente.config import Algo, RunConfig, Staleness
 from corrente.data.types import Batch
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 from corrente.learner.packing import plan
 
 OF_LOSS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def _config(path: Path, algo: dict[str, Any], staleness: dict[str, Any], **learner: Any) -> RunConfig:
     config = RunConfig(
         model=c.Model(path=str(path)),
-        learner=c.Learner(**({"lr": 1e-2} | learner)),
+        learner=c.LearnerConfig(**({"lr": 1e-2} | learner)),
         algo=Algo(**algo),
         staleness=Staleness(**staleness),
     )
@@ -57,7 +57,7 @@ def _config(path: Path, algo: dict[str, Any], staleness: dict[str, Any], **learn
     return config
 
 
-def _gradient(core: LearnerCore, batch: Batch, *, budget: int) -> tuple[dict[str, torch.Tensor], int]:
+def _gradient(core: TorchLearner, batch: Batch, *, budget: int) -> tuple[dict[str, torch.Tensor], int]:
     packs = plan(batch.rows, weights_R=core._objective.row_weights(batch), version=batch.version, budget=budget)
     core._gradient(packs, core._survey(packs), fresh=True)
     parameters = dict(core._policy.model.named_parameters())
@@ -86,7 +86,7 @@ def stale(build_model, build_batch, plain_logprobs):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_is_the_same_for_every_split_and_padding(case, model_dir, stale):
-    core = LearnerCore(_config(model_dir(), *CASES[case]))
+    core = TorchLearner(_config(model_dir(), *CASES[case]))
     want, _ = _gradient(core, stale, budget=10_000)
     scale = max(float(g.abs().max()) for g in want.values())
     assert scale > 1e-5
@@ -109,7 +109,7 @@ def test_corrections_see_nothing_that_is_masked(model_dir, stale):
 
     reports = []
     for value in (0.0, np.nan, np.inf):
-        core = LearnerCore(_config(model_dir(), algo, staleness))
+        core = TorchLearner(_config(model_dir(), algo, staleness))
         dirty = msgspec.structs.replace(stale, rows=tuple(poisoned(row, value) for row in stale.rows))
         reports.append(core.step(dirty))
         reports[-1].pop("learner/busy_s")
@@ -118,7 +118,7 @@ def test_corrections_see_nothing_that_is_masked(model_dir, stale):
 
 
 def test_rejected_tokens_are_counted(model_dir, stale):
-    core = LearnerCore(_config(model_dir(), {}, {"correct": "mis", "correct_cap": 1.2}))
+    core = TorchLearner(_config(model_dir(), {}, {"correct": "mis", "correct_cap": 1.2}))
     report = core.step(stale)
     assert report["train/rejected_fraction"] == report["train/clip_fraction"] == report["train/clip_fraction_high"]
     assert 0.1 < report["train/rejected_fraction"] < 0.9
@@ -128,7 +128,7 @@ def test_several_updates_from_one_batch(model_dir, stale):
     """The first is that of a single one; the proximal policy stays that of the beginning, so later ones are clipped."""
     settings = {"proximal": "recompute", "epsilon": 0.01, "epsilon_high": 0.01}
     once, often = (
-        LearnerCore(_config(model_dir(), settings | {"num_iterations": n}, {"correct": "tis"}, max_grad_norm=0.0))
+        TorchLearner(_config(model_dir(), settings | {"num_iterations": n}, {"correct": "tis"}, max_grad_norm=0.0))
         for n in (1, 4)
     )
     first, report = once.step(stale), often.step(stale)
@@ -145,7 +145,7 @@ def test_entropy_bonus_raises_entropy(model_dir, stale):
     flat = msgspec.structs.replace(
         stale, rows=tuple(msgspec.structs.replace(row, advantages=np.zeros_like(row.advantages)) for row in stale.rows)
     )
-    core = LearnerCore(_config(model_dir(), {"entropy_coef": 1.0}, {}))
+    core = TorchLearner(_config(model_dir(), {"entropy_coef": 1.0}, {}))
     entropies = [core.step(flat)["train/entropy"] for _ in range(4)]
     assert entropies == sorted(entropies)
     assert entropies[-1] > entropies[0] + 0.01

@@ -15,8 +15,8 @@ import torch
 
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.objectives import OBJECTIVES
-from corrente.algo.policy import Seen
-from corrente.algo.rows import Rows
+from corrente.algo.policy import PolicyInputs
+from corrente.algo.rows import TrainingRows
 from corrente.algo.traits import TRAITS
 from corrente.config import Algo, RunConfig, Staleness
 
@@ -170,11 +170,11 @@ def _random(seed: int = 0, *, spread: float = 0.5) -> dict[str, Any]:
 
 
 def _values(name: str, data: dict[str, Any], logprobs: torch.Tensor, algo: Algo):
-    seen = Seen(
+    seen = PolicyInputs(
         logprobs_K=logprobs,
         proximal_K=data["proximal"],
         advantages_K=data["advantages"],
-        rows=Rows(data["row"], like=logprobs),
+        rows=TrainingRows(data["row"], like=logprobs),
     )
     return OBJECTIVES[name](seen, algo)
 
@@ -221,11 +221,11 @@ def test_gradient_at_equal_weights_is_reinforce(name: str):
     data["logprobs"] = data["proximal"]
     logprobs = data["logprobs"].clone().requires_grad_()
     algo = _algo(name)
-    seen = Seen(
+    seen = PolicyInputs(
         logprobs_K=logprobs,
         proximal_K=data["proximal"],
         advantages_K=data["advantages"],
-        rows=Rows(data["row"], like=logprobs),
+        rows=TrainingRows(data["row"], like=logprobs),
     )
     assert torch.equal(seen.log_ratio_K.exp(), torch.ones_like(logprobs))
     value = OBJECTIVES[name](seen, algo)
@@ -297,11 +297,11 @@ def _hand(name: str, ratios: Sequence[float], advantage: float, *, start: float 
     """J and its gradient on one row whose tokens had probability ``start`` and have ``start`` times a ratio."""
     proximal = torch.full((len(ratios),), math.log(start), dtype=torch.float64)
     logprobs = (proximal + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
-    seen = Seen(
+    seen = PolicyInputs(
         logprobs_K=logprobs,
         proximal_K=proximal,
         advantages_K=torch.full_like(proximal, advantage),
-        rows=Rows(None, like=proximal),
+        rows=TrainingRows(None, like=proximal),
     )
     value = OBJECTIVES[name](seen, _algo(name, **settings))
     (gradient,) = torch.autograd.grad(value.value_K.sum(), logprobs)
@@ -402,7 +402,7 @@ def test_dro_pulls_tokens_without_advantage():
 
 
 def test_rows_sums_by_hand():
-    rows = Rows(torch.tensor([0, 0, 0, 3, 3]), like=torch.zeros(5))
+    rows = TrainingRows(torch.tensor([0, 0, 0, 3, 3]), like=torch.zeros(5))
     values = torch.tensor([1.0, 2.0, 4.0, 10.0, 20.0])
     assert rows.sum(values).tolist() == [7, 7, 7, 30, 30]
     assert rows.mean(values).tolist() == pytest.approx([7 / 3] * 3 + [15] * 2)

@@ -11,7 +11,7 @@ from tests.numerics.engine_tiny import Served, tiny
 from corrente import config as c
 from corrente.algo import graph
 from corrente.data.types import ApplyMode, Batch, Episode, Sampling, Turn
-from corrente.learner.core import LearnerCore
+from corrente.learner.core import TorchLearner
 
 PROMPT = np.arange(20, 40, dtype=np.int32)
 LONG = Sampling(max_tokens=30)
@@ -40,7 +40,7 @@ def report(folder: Path, mode: ApplyMode, *, kind: str = "llama") -> dict[str, f
         episode = Episode(prompt_id="0", group_id=0, index=at, turns=turns)
         rows += graph.rows(0, episode, advantages_T=np.ones(len(completion.tokens)), oldest=None)
     after.save_pretrained(folder)
-    core = LearnerCore(c.RunConfig(model=c.Model(path=str(folder)), sampling=LONG))
+    core = TorchLearner(c.RunConfig(model=c.Model(path=str(folder)), sampling=LONG))
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
     return core.step(Batch(step=0, version=1, rows=tuple(rows), sequences=4, tokens=tokens))
 

@@ -18,10 +18,10 @@ from corrente.common.threads import inline
 from corrente.config.env import Tools
 from corrente.data.types import Completion, Prompt, Request, Sampling
 from corrente.env.base import Played
-from corrente.env.conversation import Conversation, Setting
+from corrente.env.conversation import Conversation, EnvSetup
 from corrente.env.environment import Observation
-from corrente.env.pool import Pool
-from corrente.env.stage import Stage
+from corrente.env.instance import EnvInstance
+from corrente.env.pool import InstancePool
 from corrente.env.tools import schema
 from corrente.errors import GenerationError, RolloutError
 from corrente.testing.clock import run_virtual
@@ -77,16 +77,16 @@ class Table:
         self.requests: list[Request] = []
         given = Tools(**rules)
 
-        async def make() -> Stage:
-            return Stage(
+        async def make() -> EnvInstance:
+            return EnvInstance(
                 factory() if factory else None, functions=functions, offload=inline, deadline_s=given.deadline_s
             )
 
-        self.pool = Pool(make, limit=limit, tell=lambda level, message: self.events.append(message))
-        stage = Stage(factory() if factory else None, functions=functions, offload=inline, deadline_s=1)
+        self.pool = InstancePool(make, limit=limit, tell=lambda level, message: self.events.append(message))
+        stage = EnvInstance(factory() if factory else None, functions=functions, offload=inline, deadline_s=1)
         speaks, self.tokenizer = voice(template, tools=[schema(f) for f in stage.functions])
         self.env = Conversation(
-            {"": Setting(pool=self.pool, voice=speaks)},
+            {"": EnvSetup(pool=self.pool, voice=speaks)},
             sampling=Sampling(max_tokens=max_tokens),
             rules=given,
             context=context,

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-from corrente.config import Barrier, Cancel, Drain, Eval, Filter, Limits, Resume, Snapshot
+from corrente.config import Barrier, Cancel, Drain, Eval, Filter, Limits, OldWeights, Resume
 from corrente.controller import pipeline
 from corrente.data.types import Completion, Prompt, Request, Sampling
 from corrente.env.base import Generate, Played
@@ -119,13 +119,13 @@ def test_a_token_is_labelled_with_the_version_that_sampled_it(landing) -> None:
         )  # the version live just before the end, if a flip is at the end
         assert versions == sorted(set(versions))
         assert first <= versions[0] <= versions[-1] <= last
-        assert versions[-1] >= before or isinstance(landing, Snapshot)
+        assert versions[-1] >= before or isinstance(landing, OldWeights)
         late += versions[0] > first
         mixed += len(versions) > 1
     unmixed = isinstance(landing, Drain | Barrier | Cancel)
-    if not isinstance(landing, Snapshot):  # to it a request belongs from the moment its prefill begins
+    if not isinstance(landing, OldWeights):  # to it a request belongs from the moment its prefill begins
         assert (late == 0) == unmixed  # else weights did land between the call and its first token
-    assert (mixed == 0) == (unmixed or isinstance(landing, Snapshot))
+    assert (mixed == 0) == (unmixed or isinstance(landing, OldWeights))
 
 
 def test_barrier_mixes_no_versions_in_a_group_and_drain_none_in_a_request() -> None:
@@ -247,7 +247,7 @@ def test_slow_prompts_are_not_starved() -> None:
 
 
 @pytest.mark.parametrize(
-    "landing", [Drain(), Barrier(), Resume(), Snapshot()], ids=lambda landing: type(landing).__name__
+    "landing", [Drain(), Barrier(), Resume(), OldWeights()], ids=lambda landing: type(landing).__name__
 )
 @pytest.mark.parametrize(("ahead", "window"), [(0, 1), (0, 2), (1, 1), (2, 3)])
 def test_landing_that_waits_and_admission_that_waits_do_not_block_each_other(landing, ahead: int, window: int) -> None:

@@ -10,7 +10,19 @@ import anyio
 import msgspec
 import pytest
 
-from corrente.config import Barrier, Cancel, Checkpoint, Drain, Eval, Filter, Limits, Resume, RunConfig, Snapshot, Swap
+from corrente.config import (
+    Barrier,
+    Cancel,
+    Checkpoint,
+    Drain,
+    Eval,
+    Filter,
+    Limits,
+    OldWeights,
+    Resume,
+    RunConfig,
+    Swap,
+)
 from corrente.controller.snapshot import Unfinished
 from corrente.data.types import Completion, Prompt, Request
 from corrente.env.base import Generate, Played
@@ -205,7 +217,7 @@ def test_data_that_is_always_given_up_ends_the_run() -> None:
 
 def test_under_snapshot_a_live_sequence_keeps_its_version_and_a_new_one_gets_the_new() -> None:
     world = World(lengths=TAIL, turns=3, tool_s=Fixed(0.5))
-    run, witness = watched(flow(steps=20, ahead=2, window=3, inflight=Snapshot()), world)
+    run, witness = watched(flow(steps=20, ahead=2, window=3, inflight=OldWeights()), world)
     assert run.counts["trained"] == 40
     assert {len(done.spans) for done in witness.seen.values() if len(done.tokens)} == {1}
     by_episode: dict[tuple[str, str], list[int]] = {}
@@ -221,7 +233,7 @@ def test_under_snapshot_the_version_after_next_waits_for_the_slowest_and_nothing
     def lengths(request: Request) -> float:
         return 600 if request.tokens[1] == 3 else 2
 
-    config = flow(steps=6, prompts=2, ahead=2, window=6, inflight=Snapshot(), limits=LIMITS)
+    config = flow(steps=6, prompts=2, ahead=2, window=6, inflight=OldWeights(), limits=LIMITS)
     run = simulate(config, World(lengths=lengths))
     at_s = dict(run.sync.published)
     assert at_s[1] < 5.0
@@ -246,7 +258,7 @@ def test_every_policy_keeps_its_promise_about_mixed_versions() -> None:
 def test_a_restarted_engine_is_caught_up_with_the_live_version_and_gets_traffic_before_the_next() -> None:
     async def main() -> tuple[Simulation, list[tuple[float, int | None]]]:
         world = World(lengths=Fixed(40), engines=2, step_s=Fixed(50.0))
-        simulation = build(flow(steps=4, ahead=1, inflight=Snapshot()), world)
+        simulation = build(flow(steps=4, ahead=1, inflight=OldWeights()), world)
         pool = simulation.engine
         assert isinstance(pool, VirtualPool)
         served: list[tuple[float, int | None]] = []
@@ -331,7 +343,7 @@ def test_a_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
     assert max(entry.age for part in parts for entry in part.consumed) <= 2
 
 
-@pytest.mark.parametrize("landing", [Swap(), Resume(), Snapshot()], ids=lambda landing: type(landing).__name__)
+@pytest.mark.parametrize("landing", [Swap(), Resume(), OldWeights()], ids=lambda landing: type(landing).__name__)
 @pytest.mark.parametrize("kill_at_s", [30.05, 48.3, 75.0])
 def test_a_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, kill_at_s: float) -> None:
     """The part after it samples what the checkpoint lacks, to the token: rest of what was begun, all of what was not."""
@@ -340,7 +352,7 @@ def test_a_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, 
     first = simulate(config, world, kill_at_s=kill_at_s)
     snapshot, _ = first.checkpoints.read()
     assert recorded_tokens(first) > 0
-    assert carried_tokens(first) == recorded_tokens(first) or isinstance(landing, Snapshot)
+    assert carried_tokens(first) == recorded_tokens(first) or isinstance(landing, OldWeights)
     second = simulate(config, world, resume=first.checkpoints.read())
     finished = {u.prompt_id for u in snapshot.unfinished if u.group is not None}
     before = [e.prompt_id for e in first.consumed if e.step < snapshot.step]
@@ -368,7 +380,7 @@ def test_the_promise_about_mixed_versions_holds_across_a_restart(landing, turns:
             by_group.setdefault(prompt, set()).update(span.version for span in done.spans)
             requests += prompt in begun and len(done.spans) > 1
         groups += sum(len(by_group[prompt]) > 1 for prompt in begun)
-    assert (requests == 0) == isinstance(landing, Drain | Barrier | Snapshot)
+    assert (requests == 0) == isinstance(landing, Drain | Barrier | OldWeights)
     assert groups == 0 if isinstance(landing, Barrier) else groups > 0 or turns == 1
 
 

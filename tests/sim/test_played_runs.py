@@ -14,11 +14,11 @@ from tests.unit.talking import CharTokenizer
 from corrente.common.threads import inline
 from corrente.config import Cancel, Checkpoint, Limits, Resume, RunConfig, Swap
 from corrente.config.env import Environments
-from corrente.env.conversation import Conversation, Setting
+from corrente.env.chat_renderer import ChatRenderer
+from corrente.env.conversation import Conversation, EnvSetup
 from corrente.env.environment import Observation
-from corrente.env.pool import Pool
-from corrente.env.stage import Stage
-from corrente.env.voice import Voice
+from corrente.env.instance import EnvInstance
+from corrente.env.pool import InstancePool
 from corrente.errors import FailureBudgetError
 from corrente.sim.distributions import Distribution, Fixed, Uniform, generator
 from corrente.sim.pool import VirtualPool
@@ -62,14 +62,14 @@ class Town:
         self.wait_s, self.turns, self.broken, self.limit = wait_s, turns, broken, limit
         self.hosts: list[Host] = []
 
-    def env(self, config: RunConfig) -> tuple[Conversation, Pool]:
-        async def make() -> Stage:
+    def env(self, config: RunConfig) -> tuple[Conversation, InstancePool]:
+        async def make() -> EnvInstance:
             self.hosts.append(Host(self))
-            return Stage(self.hosts[-1], functions=(), offload=inline, deadline_s=500.0)
+            return EnvInstance(self.hosts[-1], functions=(), offload=inline, deadline_s=500.0)
 
-        pool = Pool(make, limit=self.limit)
+        pool = InstancePool(make, limit=self.limit)
         tokenizer = CharTokenizer()
-        setting = Setting(pool=pool, voice=Voice(tokenizer, tokenizer))
+        setting = EnvSetup(pool=pool, voice=ChatRenderer(tokenizer, tokenizer))
         rules = Environments(max_turns=9)
         return Conversation({"": setting}, sampling=config.sampling, rules=rules, context=1 << 20), pool
 

@@ -15,7 +15,7 @@ from corrente.controller import pipeline
 from corrente.data.types import Completion, Request, Sampling
 from corrente.engine.base import EngineStats
 from corrente.engine.launcher import Replica
-from corrente.engine.pool.pool import Pool
+from corrente.engine.pool.pool import EnginePool
 from corrente.errors import GenerationError, SyncError, WorkerDied, root_cause
 from corrente.sim.distributions import Fixed
 from corrente.sim.engine import VirtualEngine
@@ -91,7 +91,7 @@ class Fleet:
 
 
 class Case(msgspec.Struct, kw_only=True, eq=False):
-    pool: Pool
+    pool: EnginePool
     fleet: Fleet
     sync: VirtualSync
     news: list[str]
@@ -109,7 +109,7 @@ class Case(msgspec.Struct, kw_only=True, eq=False):
 @asynccontextmanager
 async def _open(fleet: Fleet, **given) -> AsyncGenerator[Case]:
     news: list[str] = []
-    pool = Pool(fleet, tell=lambda _, text: news.append(text), **{"slack": 2, "deadline_s": 50.0, **given})
+    pool = EnginePool(fleet, tell=lambda _, text: news.append(text), **{"slack": 2, "deadline_s": 50.0, **given})
     sync = VirtualSync(pool)  # pyright: ignore[reportArgumentType]
     pool.catch_up_by(sync.catch_up)
     failure: BaseException | None = None
@@ -648,7 +648,7 @@ def test_a_guest_that_dies_is_not_replaced():
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
-    "inflight", [c.Swap(), c.Resume(), c.Drain(), c.Snapshot()], ids=lambda policy: type(policy).__name__
+    "inflight", [c.Swap(), c.Resume(), c.Drain(), c.OldWeights()], ids=lambda policy: type(policy).__name__
 )
 def test_a_run_whose_replicas_die_at_random_trains_every_prompt_once_and_within_the_bound(inflight, seed: int):
     """Behaviours 13 and 42 over a pool: nothing is lost, nothing twice, nothing older than the bound."""

@@ -13,8 +13,8 @@ from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Filter, Limits, RunConfig
 from corrente.data.types import Batch, Group
 from corrente.errors import FailureBudgetError, NothingToLearnError
-from corrente.score.functions import FunctionScorer, members
-from corrente.score.panel import Panel, Terms
+from corrente.score.combined import CombinedScorer, ScorerTerms
+from corrente.score.functions import FunctionsScorer, members
 from corrente.sim.distributions import Fixed, Uniform
 from corrente.sim.faults import Fault
 from corrente.testing import Simulation, World, run_virtual
@@ -41,15 +41,17 @@ async def direct(call):
     return call()
 
 
-def train(config: RunConfig, functions, *, world: World = PLAIN, deadline_s: float = 10.0, terms: Terms | None = None):
+def train(
+    config: RunConfig, functions, *, world: World = PLAIN, deadline_s: float = 10.0, terms: ScorerTerms | None = None
+):
     """``terms``: of each function; else they have ``deadline_s`` and are otherwise free."""
 
     async def main() -> tuple[Simulation, Recorded]:
         simulation = build(config, world)
         algorithm = Recorded(config)
-        scorer = FunctionScorer(functions, deadline_s=deadline_s, offload=direct)
+        scorer = FunctionsScorer(functions, deadline_s=deadline_s, offload=direct)
         if terms is not None:
-            scorer = Panel([(source, terms) for source, _ in members(functions, offload=direct)])
+            scorer = CombinedScorer([(source, terms) for source, _ in members(functions, offload=direct)])
         simulation.parts = msgspec.structs.replace(simulation.parts, scorer=scorer, algorithm=algorithm)
         return await play(simulation), algorithm
 
@@ -241,7 +243,7 @@ def test_a_scorer_with_a_limit_throttles_admission_and_drops_nothing() -> None:
 
     config = flow(steps=20, prompts=2, ahead=2, window=3)
     world = World(lengths=Fixed(5), step_s=Fixed(0.5), stage_s=Fixed(0.0))
-    run, _ = train(config, [slow], world=world, terms=Terms(at_once=1, deadline_s=3.0))
+    run, _ = train(config, [slow], world=world, terms=ScorerTerms(at_once=1, deadline_s=3.0))
     slots = 3 * 2
     assert run.error is None
     assert {k: n for k, n in run.counts.items() if k not in ("trained", "cancelled")} == dict.fromkeys(
@@ -262,7 +264,7 @@ def test_a_scorer_that_fails_sometimes_costs_what_its_policy_says(failure, rewar
     run, algorithm = train(
         flow(steps=5, filter=Filter(zero_variance="skip", patience=100)),
         [alternating, fails_on_odd_rows("raises")],
-        terms=Terms(failure=failure, default=0.25),
+        terms=ScorerTerms(failure=failure, default=0.25),
     )
     assert run.error is None
     assert run.counts["failed"] == 0
@@ -279,7 +281,7 @@ def test_a_policy_does_not_hide_a_scorer_that_always_fails(how: str) -> None:
     async def always(completions) -> list[float]:
         return await broken(completions, [1])
 
-    run, _ = train(flow(steps=1000), [alternating, always], terms=Terms(failure="none", deadline_s=10.0))
+    run, _ = train(flow(steps=1000), [alternating, always], terms=ScorerTerms(failure="none", deadline_s=10.0))
     assert isinstance(run.error, FailureBudgetError)
     assert "always: " in str(run.error)
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from corrente.config import RunConfig
-from corrente.data.types import ApplyMode, Group, Scores, Taught, Tokens
+from corrente.data.types import ApplyMode, Group, Scores, TeacherTurn, Tokens
 from corrente.errors import SyncError
-from corrente.score.base import Mark
-from corrente.score.panel import Panel, Terms
+from corrente.score.base import ScoreResult
+from corrente.score.combined import CombinedScorer, ScorerTerms
 from corrente.score.teacher import TeacherSource
 from corrente.sim.distributions import Fixed
 from corrente.sync.base import Offer, Update
-from corrente.sync.following import Followed, Shelf
+from corrente.sync.lagged import LaggedSync, VersionRing
 from corrente.testing.clock import run_virtual
 from corrente.testing.world import LANDINGS, Simulation, World, build, flow, play
 
@@ -31,7 +31,7 @@ class VirtualTeacher:
     """
 
     def __init__(self, *, lag: int, fetch_s: float, score_s: float, lost: dict[int, int] | None = None) -> None:
-        self._shelf, self._fetch_s, self._score_s, self._lost = Shelf(lag), fetch_s, score_s, lost or {}
+        self._shelf, self._fetch_s, self._score_s, self._lost = VersionRing(lag), fetch_s, score_s, lost or {}
         self._slots = [-1] * self._shelf.slots
         self.used: list[int] = []
 
@@ -75,15 +75,15 @@ class Rewarding:
         """See Source."""
 
     async def mark(self, group: Group) -> Any:
-        return [Mark(score=float(e.index % 2)) for e in group.episodes]
+        return [ScoreResult(score=float(e.index % 2)) for e in group.episodes]
 
 
 class Noting:
     """A Scorer around another that notes what was taught, and which versions were live meanwhile."""
 
-    def __init__(self, inner: Panel, sync: Any) -> None:
+    def __init__(self, inner: CombinedScorer, sync: Any) -> None:
         self._inner, self._sync = inner, sync
-        self.noted: list[tuple[int, int, Taught]] = []
+        self.noted: list[tuple[int, int, TeacherTurn]] = []
 
     async def score(self, group: Group) -> Group:
         before = self._sync.published[-1][0]
@@ -98,13 +98,13 @@ class Noting:
 
 def taught_run(
     config: RunConfig, teacher: VirtualTeacher, world: World, **how: Any
-) -> tuple[Simulation, Noting, Followed]:
-    async def main() -> tuple[Simulation, Noting, Followed]:
+) -> tuple[Simulation, Noting, LaggedSync]:
+    async def main() -> tuple[Simulation, Noting, LaggedSync]:
         simulation = build(config, world)
         sink = simulation.parts.sink
-        followed = Followed(simulation.sync, teacher, tell=sink.event)
+        followed = LaggedSync(simulation.sync, teacher, tell=sink.event)
         source = TeacherSource(teacher, name="self", top=1)
-        noting = Noting(Panel([(Rewarding(), Terms()), (source, Terms())]), simulation.sync)
+        noting = Noting(CombinedScorer([(Rewarding(), ScorerTerms()), (source, ScorerTerms())]), simulation.sync)
         parts = msgspec.structs.replace(simulation.parts, sync=followed, scorer=noting)
         simulation.parts = parts
         async with anyio.create_task_group() as tasks:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from corrente.config import Chat
 from corrente.data.types import Completion, Span
-from corrente.env.voice import Voice
+from corrente.env.chat_renderer import ChatRenderer
 from corrente.prompts.chat import ChatTemplate
 
 END = "<|end|>"
@@ -62,9 +62,9 @@ class ByteTokenizer:
         return str(self.hf.decode([int(token) for token in tokens]))
 
 
-def voice(template: str = PLAIN, **how: Any) -> tuple[Voice, ByteTokenizer]:
+def voice(template: str = PLAIN, **how: Any) -> tuple[ChatRenderer, ByteTokenizer]:
     tokenizer = ByteTokenizer(template)
-    return Voice(ChatTemplate(tokenizer, Chat()), tokenizer, **how), tokenizer  # type: ignore[arg-type]
+    return ChatRenderer(ChatTemplate(tokenizer, Chat()), tokenizer, **how), tokenizer  # type: ignore[arg-type]
 
 
 def said(tokenizer: ByteTokenizer, text: str, *, end: str = END, finish: Any = "stop", version: int = 0) -> Completion:

@@ -113,10 +113,10 @@ def test_dotted_string_that_goes_up_is_seen():
     assert _strings_up("engine", 'load_object("corrente.runtime.procs:ProcsRuntime")') == [
         "corrente.runtime.procs:ProcsRuntime"
     ]
-    assert _strings_up("engine", 'load_object("corrente.learner.core:LearnerCore")') == [
-        "corrente.learner.core:LearnerCore"
+    assert _strings_up("engine", 'load_object("corrente.learner.core:TorchLearner")') == [
+        "corrente.learner.core:TorchLearner"
     ]
-    assert _strings_up("runtime", 'load_object("corrente.learner.core:LearnerCore")') == []
+    assert _strings_up("runtime", 'load_object("corrente.learner.core:TorchLearner")') == []
     assert _strings_up("engine", 'KEY = "corrente.toml"') == []
 
 

@@ -8,10 +8,10 @@ import re
 import pytest
 from tests.unit.talking import ByteTokenizer
 
-from corrente.env.calls import Call, by_pattern, choose, compiled, hermes, llama3, verify
+from corrente.env.calls import ToolCall, by_pattern, choose, compiled, hermes, llama3, verify
 from corrente.errors import ConfigError
 
-ADD = Call(name="add", arguments={"a": 1})
+ADD = ToolCall(name="add", arguments={"a": 1})
 
 
 def test_hermes_calls_stand_in_text_in_any_number():
@@ -19,7 +19,7 @@ def test_hermes_calls_stand_in_text_in_any_number():
         'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>{"name": "now"}</tool_call>'
     )
     assert parsed.content == "Let me see."
-    assert parsed.calls == (ADD, Call(name="now"))
+    assert parsed.calls == (ADD, ToolCall(name="now"))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_arguments_may_be_json_in_a_string_or_wrapped_in_a_function():
     assert hermes('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>').calls == (ADD,)
     wrapped = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     assert hermes(f"<tool_call>{json.dumps(wrapped)}</tool_call>").calls == (ADD,)
-    assert hermes('<tool_call>{"name": "add", "arguments": null}</tool_call>').calls == (Call(name="add"),)
+    assert hermes('<tool_call>{"name": "add", "arguments": null}</tool_call>').calls == (ToolCall(name="add"),)
 
 
 @pytest.mark.parametrize("text", ["plain text", "", "a < b and {c}", '{"answer": 4}'])
@@ -60,7 +60,7 @@ def test_llama3_calls_are_the_whole_answer():
         ' <|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}'
     ).calls == (
         ADD,
-        Call(name="now"),
+        ToolCall(name="now"),
     )
     (broken,) = llama3('{"name": "add", "parameters": {"a": 1').calls
     assert "not JSON" in broken.error
@@ -71,7 +71,7 @@ def test_llama3_calls_are_the_whole_answer():
 
 def test_pattern_finds_calls_by_its_groups():
     parse = by_pattern(compiled(r"CALL (?P<name>\w+)\((?P<arguments>.*?)\)"))
-    assert parse('so CALL add({"a": 1}) and CALL now()').calls == (ADD, Call(name="now"))
+    assert parse('so CALL add({"a": 1}) and CALL now()').calls == (ADD, ToolCall(name="now"))
     assert by_pattern(compiled(r"\[\[(?P<json>.*?)\]\]"))('[[{"name": "add", "arguments": {"a": 1}}]]').calls == (ADD,)
 
 

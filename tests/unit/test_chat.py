@@ -15,7 +15,7 @@ import pytest
 
 from corrente import config as c
 from corrente.data.types import Completion, Request, Sampling, Span
-from corrente.env.single import SingleTurn
+from corrente.env.single import SingleTurnEnv
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.build import build
 from corrente.prompts.chat import ChatTemplate, conversation, read_template
@@ -94,7 +94,7 @@ def _asked_of_the_engine(row: dict[str, Any], tokenizer: Tokenizer, chat: c.Chat
     prompts = build(config, tokenizer.encode, chat=ChatTemplate(tokenizer, chat), brought=[row])
     prompt = prompts.next()
     assert prompt is not None
-    anyio.run(lambda: SingleTurn(Sampling()).play(prompt, generate, key="0", group="0", seed=0))
+    anyio.run(lambda: SingleTurnEnv(Sampling()).play(prompt, generate, key="0", group="0", seed=0))
     return asked[0].tokens.tolist()
 
 

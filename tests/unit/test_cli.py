@@ -150,7 +150,7 @@ def test_run_folder_is_new_for_every_run(tmp_path: Path):
 def test_run_folder_is_reopened_by_its_own_run(tmp_path: Path):
     config, folder = run_folder.create(_config(tmp_path, steps=4))
     longer = msgspec.structs.replace(
-        config, run=msgspec.structs.replace(config.run, steps=8), learner=c.Learner(lr=1e-6)
+        config, run=msgspec.structs.replace(config.run, steps=8), learner=c.LearnerConfig(lr=1e-6)
     )
     assert run_folder.reopen(longer) == folder
     run_folder.keep(folder, longer)

@@ -66,7 +66,7 @@ def test_cores_are_built_where_the_config_says(gpus: Any, monkeypatch: pytest.Mo
         config = c.RunConfig(model=c.Model(path="somewhere", device=wanted))  # pyright: ignore
         cores.engine(config, 1)
         cores.learner(config)
-        assert (given["EngineCore"], given["LearnerCore"]) == expected
+        assert (given["EmbeddedCore"], given["TorchLearner"]) == expected
 
 
 def test_gpu_that_is_not_there_is_refused_before_a_model_is_loaded(gpus: Any, tmp_path: Path):

@@ -13,7 +13,7 @@ from corrente.algo import distill_checks
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
 from corrente.config.load import parse_config
-from corrente.data.types import Completion, Episode, Group, Prompt, Scores, Span, Taught, Tokens, Turn
+from corrente.data.types import Completion, Episode, Group, Prompt, Scores, Span, TeacherTurn, Tokens, Turn
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.score.teacher import TeacherSource
@@ -109,7 +109,7 @@ class Fixed:
         )
 
 
-def _group(*rewards: float | None, number: int = 0, taught: tuple[Taught, ...] = (), **fields: Any) -> Group:
+def _group(*rewards: float | None, number: int = 0, taught: tuple[TeacherTurn, ...] = (), **fields: Any) -> Group:
     completion = Completion(
         tokens=WORD, logprobs=np.full(2, -0.5, np.float32), spans=(Span(0, 0, 2),), finish_reason="stop"
     )
@@ -125,7 +125,7 @@ def _group(*rewards: float | None, number: int = 0, taught: tuple[Taught, ...] =
     return Group(id=number, prompt=prompt, episodes=tuple(episodes), admitted_version=0)
 
 
-def _marked(group: Group, where: dict[str, Any]) -> tuple[Taught, ...]:
+def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherTurn, ...]:
     (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).mark, group)
     return mark.taught
 
@@ -149,7 +149,7 @@ def _algorithm(**distill: Any) -> GroupedAlgorithm:
 
 
 def test_group_that_was_taught_learns_whatever_its_rewards():
-    taught = Taught(
+    taught = TeacherTurn(
         teacher="wise",
         turn=1,
         logprobs=np.full(2, -1, np.float32),

@@ -31,7 +31,7 @@ class Desk:
 
     def ask(self, body: wire.Body) -> wire.Answer | None:
         self.number += 1
-        return self.role.handle(wire.Call(self.number, body))
+        return self.role.handle(wire.Rpc(self.number, body))
 
     def get(self, body: wire.Body, kind: object) -> object:
         answer = self.ask(body)
@@ -65,7 +65,7 @@ def _offer(learner: Desk, version: int, slot: int) -> OnDisk:
 
 
 def _publish(engine: Desk, learner: Desk, version: int) -> None:
-    learner.ask(wire.Step(batch=Batch(step=0, version=0, rows=(), sequences=0, tokens=0)))
+    learner.ask(wire.StepRpc(batch=Batch(step=0, version=0, rows=(), sequences=0, tokens=0)))
     assert engine.ask(wire.Receive(offer=_offer(learner, version, version % 2))) is None
     assert isinstance(engine.heard(), wire.Reply)
     engine.get(wire.Apply(update=Update(version=version, slot=version % 2), mode="swap"), float)
@@ -110,7 +110,7 @@ def test_slot_is_reserved_once_no_live_sequence_samples_from_it(desks: tuple[Des
     engine.ask(_request("a"))
     assert engine.role.work() == []
     engine.ask(wire.Reserve(slot=1))
-    engine.ask(wire.Cancel(call=engine.number))
+    engine.ask(wire.CancelRpc(call=engine.number))
     taken = False
     assert [answer.id for answer in engine.role.work()] == [reserving]
     assert engine.role.work() == []
@@ -146,7 +146,7 @@ def test_decoding_goes_on_while_a_fetch_waits_and_a_cancelled_fetch_ends(desks: 
         engine.role.work()
     assert len(engine.get(wire.Partials(ids=("a",)), dict[str, Completion])["a"].tokens) == 5  # pyright: ignore
     assert engine.said.empty()
-    engine.ask(wire.Cancel(call=receiving))
+    engine.ask(wire.CancelRpc(call=receiving))
     answer = engine.heard()
     assert isinstance(answer, wire.Failed)
     assert (answer.id, answer.error) == (receiving, "SyncError")

@@ -10,7 +10,7 @@ import pytest
 from corrente.config import Eval
 from corrente.data.types import Completion, Prompt, Request, Sampling, Span
 from corrente.env.base import Generate, Played
-from corrente.env.single import SingleTurn
+from corrente.env.single import SingleTurnEnv
 from corrente.errors import GenerationError
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_env
@@ -33,7 +33,7 @@ def test_one_request_carries_prompt_sampling_seed_and_group():
         return answer
 
     async def play():
-        return await SingleTurn(sampling).play(prompt, generate, key="12/3", group="12", seed=99)
+        return await SingleTurnEnv(sampling).play(prompt, generate, key="12/3", group="12", seed=99)
 
     given, sampled = anyio.run(play).turns
     (request,) = asked
@@ -59,7 +59,7 @@ def test_an_aborted_completion_is_no_sample():
 
     async def play():
         prompt = Prompt(id="0/7", tokens=np.array([5, 6, 7], np.int32))
-        return await SingleTurn(Sampling()).play(prompt, generate, key="1/2", group="1", seed=0)
+        return await SingleTurnEnv(Sampling()).play(prompt, generate, key="1/2", group="1", seed=0)
 
     with pytest.raises(GenerationError, match="1/2/0 was aborted after 1 tokens"):
         anyio.run(play)
@@ -71,7 +71,7 @@ def test_refusal_of_the_engine_passes_through():
 
     async def play():
         prompt = Prompt(id="0/0", tokens=np.zeros(1, np.int32))
-        await SingleTurn(Sampling()).play(prompt, generate, key="0/0", group="0", seed=0)
+        await SingleTurnEnv(Sampling()).play(prompt, generate, key="0/0", group="0", seed=0)
 
     with pytest.raises(GenerationError):
         anyio.run(play)
@@ -79,7 +79,7 @@ def test_refusal_of_the_engine_passes_through():
 
 def test_environment_keeps_its_contract():
     prompt = Prompt(id="0/0", tokens=np.array([3, 4], np.int32))
-    anyio.run(check_env, lambda: SingleTurn(Sampling()), prompt)
+    anyio.run(check_env, lambda: SingleTurnEnv(Sampling()), prompt)
 
 
 def test_evaluation_plays_held_out_prompts_in_its_own_environment():
@@ -100,7 +100,7 @@ def test_evaluation_plays_held_out_prompts_in_its_own_environment():
     assert not training.played & held_out
 
 
-class Recorder(SingleTurn):
+class Recorder(SingleTurnEnv):
     def __init__(self, *, temperature: float) -> None:
         super().__init__(Sampling(temperature=temperature))
         self.played: set[str] = set()

@@ -13,7 +13,7 @@ from tests.unit.endpoint import endpoint
 from corrente.common.threads import DaemonThreads, inline
 from corrente.env.adapters.verifiers import Verifiers
 from corrente.env.environment import Observation
-from corrente.env.stage import Stage
+from corrente.env.instance import EnvInstance
 from corrente.errors import ConfigError, RolloutError
 
 pytestmark = pytest.mark.slow
@@ -235,7 +235,7 @@ def test_verifiers_mathematical_answers_are_compared_although_that_sets_signals(
     environment = Verifiers(_of(vf.TaskData(prompt="p"), task=Sum))
 
     async def main() -> Observation:
-        stage = Stage(environment, functions=(), offload=DaemonThreads(limit=1), deadline_s=30.0)
+        stage = EnvInstance(environment, functions=(), offload=DaemonThreads(limit=1), deadline_s=30.0)
         await stage.reset({}, seed=0)
         return await stage.step({"role": "assistant", "content": r"It is \boxed{0.5}"})
 
@@ -427,7 +427,7 @@ def test_verifiers_taskset_that_brings_its_own_environment_is_refused(tmp_path: 
 
 def test_verifiers_is_played_without_tools_of_the_run():
     with pytest.raises(ConfigError, match=r"env\.functions: Verifiers is played without tools"):
-        Stage(Verifiers(**OPTIONS), functions=(loud,), offload=inline, deadline_s=5.0)
+        EnvInstance(Verifiers(**OPTIONS), functions=(loud,), offload=inline, deadline_s=5.0)
 
 
 def _said(answer: str) -> dict[str, Any]:

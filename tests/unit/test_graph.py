@@ -14,7 +14,7 @@ from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, RunConfig
 from corrente.data.routing import Routing
 from corrente.data.support import Support
-from corrente.data.types import Batch, Completion, Episode, Span, Taught, Turn
+from corrente.data.types import Batch, Completion, Episode, Span, TeacherTurn, Turn
 from corrente.errors import AlignmentError
 
 
@@ -109,9 +109,9 @@ def test_parent_after_its_turn_is_refused():
 
 
 def test_lessons_lie_along_the_row_their_turn_is_in():
-    def taught(turn: int, *values: float) -> Taught:
+    def taught(turn: int, *values: float) -> TeacherTurn:
         none = np.empty((len(values), 0))
-        return Taught(
+        return TeacherTurn(
             teacher="wise",
             turn=turn,
             logprobs=np.array(values, np.float32),

@@ -7,9 +7,17 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from corrente.controller.request_gate import PATIENCE_S, Valve
+from corrente.controller.request_gate import PATIENCE_S, RequestGate
 from corrente.errors import GenerationError, SyncError
-from corrente.inflight.policies import Barrier, Cancel, Drain, Recompute, Resume, Snapshot, Swap
+from corrente.inflight.policies import (
+    BarrierPolicy,
+    CancelPolicy,
+    DrainPolicy,
+    OldWeightsPolicy,
+    RecomputePolicy,
+    ResumePolicy,
+    SwapPolicy,
+)
 from corrente.testing import run_virtual
 from corrente.testing.expect import pending
 
@@ -18,7 +26,7 @@ async def no_engine(ids: Sequence[str]) -> None:
     raise AssertionError(f"nobody was to be interrupted, but {ids} were")
 
 
-async def passed(valve: Valve) -> None:
+async def passed(valve: RequestGate) -> None:
     """One request, over as soon as it is let in."""
     async with valve.request("r"):
         pass
@@ -28,7 +36,7 @@ def land(policy, *, entries: list[tuple[float, float]]) -> tuple[float, list[flo
     """Requests that start and last so many seconds, and a landing that begins at 10: when it flipped, when each got in."""
 
     async def main() -> tuple[float, list[float], str]:
-        valve, entered, flips = Valve(no_engine), [0.0] * len(entries), []
+        valve, entered, flips = RequestGate(no_engine), [0.0] * len(entries), []
 
         async def request(at: int, start_s: float, lasts_s: float) -> None:
             await anyio.sleep(start_s)
@@ -53,13 +61,18 @@ def land(policy, *, entries: list[tuple[float, float]]) -> tuple[float, list[flo
 
 @pytest.mark.parametrize(
     ("policy", "mode"),
-    [(Swap(), "swap"), (Recompute(), "recompute"), (Cancel(max_age=1), "swap"), (Snapshot(), "snapshot")],
+    [
+        (SwapPolicy(), "swap"),
+        (RecomputePolicy(), "recompute"),
+        (CancelPolicy(max_age=1), "swap"),
+        (OldWeightsPolicy(), "snapshot"),
+    ],
 )
 def test_swap_recompute_cancel_and_snapshot_flip_at_once(policy, mode: str) -> None:
     assert land(policy, entries=[(0.0, 50.0), (10.5, 1.0)]) == (10.0, [0.0, 10.5], mode)
 
 
-@pytest.mark.parametrize("policy", [Drain(), Barrier()])
+@pytest.mark.parametrize("policy", [DrainPolicy(), BarrierPolicy()])
 def test_drain_and_barrier_wait_for_the_live_and_hold_back_the_new(policy) -> None:
     at_s, entered, mode = land(policy, entries=[(0.0, 50.0), (5.0, 10.0), (12.0, 1.0), (70.0, 1.0)])
     assert (at_s, mode) == (50.0, "swap")
@@ -68,12 +81,12 @@ def test_drain_and_barrier_wait_for_the_live_and_hold_back_the_new(policy) -> No
 
 def test_a_failed_or_cancelled_landing_lets_the_held_in() -> None:
     async def main() -> None:
-        for policy in (Drain(), Barrier(), Resume()):
+        for policy in (DrainPolicy(), BarrierPolicy(), ResumePolicy()):
 
             async def deaf(ids: Sequence[str]) -> None:
                 pass
 
-            valve = Valve(deaf)
+            valve = RequestGate(deaf)
 
             async def fail(mode: str) -> None:
                 raise SyncError("no")
@@ -82,7 +95,7 @@ def test_a_failed_or_cancelled_landing_lets_the_held_in() -> None:
                 await policy.land(valve, fail, version=1)
             async with valve.group(0, version=0), valve.request("r"):
                 pass
-            live = valve.group(1, version=0) if isinstance(policy, Barrier) else valve.request("r")
+            live = valve.group(1, version=0) if isinstance(policy, BarrierPolicy) else valve.request("r")
             await live.__aenter__()
             async with pending(lambda policy=policy, valve=valve: policy.land(valve, fail, version=1)) as landing:
                 assert not landing.done
@@ -96,7 +109,7 @@ def test_a_failed_or_cancelled_landing_lets_the_held_in() -> None:
 
 def test_cancelling_a_held_request_leaves_no_trace() -> None:
     async def main() -> None:
-        valve = Valve(no_engine)
+        valve = RequestGate(no_engine)
         async with valve.quiet_requests():
             async with pending(lambda: passed(valve)) as held:
                 assert not held.done
@@ -110,7 +123,7 @@ def test_cancelling_a_held_request_leaves_no_trace() -> None:
 
 def test_two_holders_hold_until_both_let_go() -> None:
     async def main() -> None:
-        valve = Valve(no_engine)
+        valve = RequestGate(no_engine)
         first, second = valve.quiet_requests(), valve.quiet_requests()
         await first.__aenter__()
         await second.__aenter__()
@@ -132,7 +145,7 @@ class Ending:
     """Requests that last until they are told to end; those named ``late`` are not known to the engine for so many seconds."""
 
     def __init__(self, late: dict[str, float] | None = None) -> None:
-        self.valve = Valve(self.abort)
+        self.valve = RequestGate(self.abort)
         self.late = late or {}
         self.live: dict[str, anyio.Event] = {}
         self.interrupted: dict[str, list[bool]] = {}
@@ -203,10 +216,10 @@ def test_an_engine_that_cannot_abort_fails_the_landing() -> None:
         raise GenerationError("no such call")
 
     async def main() -> None:
-        valve = Valve(refuse)
+        valve = RequestGate(refuse)
         async with valve.request("r"):
             with pytest.raises(SyncError, match="could not be interrupted: no such call"):
-                await Resume().land(valve, lambda mode: anyio.sleep(0), version=1)
+                await ResumePolicy().land(valve, lambda mode: anyio.sleep(0), version=1)
         await passed(valve)
 
     run_virtual(main, limit_s=10)
@@ -217,7 +230,7 @@ def test_an_engine_that_cannot_abort_fails_the_landing() -> None:
 
 def test_groups_past_the_bound_are_given_up_as_wholes_and_the_others_go_on() -> None:
     async def main() -> list[tuple[int, bool, float]]:
-        valve, seen = Valve(no_engine), list[tuple[int, bool, float]]()
+        valve, seen = RequestGate(no_engine), list[tuple[int, bool, float]]()
 
         async def member(version: int) -> None:
             async with valve.request(f"{version}"):
@@ -236,7 +249,7 @@ def test_groups_past_the_bound_are_given_up_as_wholes_and_the_others_go_on() -> 
             for version in range(4):
                 tasks.start_soon(group, version)
             await anyio.sleep(10.0)
-            await Cancel(max_age=2).land(valve, flip, version=4)
+            await CancelPolicy(max_age=2).land(valve, flip, version=4)
         return sorted(seen)
 
     assert run_virtual(main, limit_s=100) == [(0, True, 11.0), (1, True, 11.0), (2, False, 50.0), (3, False, 50.0)]

@@ -10,7 +10,7 @@ import pytest
 
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
-from corrente.data.types import Batch, Completion, Episode, Group, Lesson, Prompt, Span, Taught, Turn
+from corrente.data.types import Batch, Completion, Episode, Group, Prompt, Span, TeacherRow, TeacherTurn, Turn
 from corrente.errors import AlignmentError
 from corrente.runtime import wire
 
@@ -24,9 +24,9 @@ def _sampled(tokens: list[int], *spans: Span) -> Completion:
     )
 
 
-def _taught(teacher: str, turn: int, values: list[float], *, top: int) -> Taught:
+def _taught(teacher: str, turn: int, values: list[float], *, top: int) -> TeacherTurn:
     count = len(values)
-    return Taught(
+    return TeacherTurn(
         teacher=teacher,
         turn=turn,
         logprobs=np.array(values, np.float32),
@@ -35,7 +35,7 @@ def _taught(teacher: str, turn: int, values: list[float], *, top: int) -> Taught
     )
 
 
-def _group(*taught: Taught) -> Group:
+def _group(*taught: TeacherTurn) -> Group:
     """user, policy (versions 0 and 1), tool, policy (version 1)."""
     first, second = _sampled([5, 6], Span(0, 0, 1), Span(1, 1, 2)), _sampled([8], Span(1, 0, 1))
     turns = (
@@ -51,11 +51,11 @@ def _group(*taught: Taught) -> Group:
     return Group(id=0, prompt=prompt, episodes=tuple(episodes), admitted_version=0)
 
 
-def _batch(*taught: Taught, oldest: int | None = None) -> Batch:
+def _batch(*taught: TeacherTurn, oldest: int | None = None) -> Batch:
     return GroupedAlgorithm(RunConfig()).batch([_group(*taught)], step=0, version=1, oldest_trainable=[oldest])
 
 
-def _plain(lesson: Lesson) -> dict[str, Any]:
+def _plain(lesson: TeacherRow) -> dict[str, Any]:
     return {"teacher": lesson.teacher, "logprobs": lesson.logprobs.tolist(), "top": lesson.top_ids.tolist()}
 
 
@@ -63,7 +63,7 @@ def test_lessons_lie_along_the_row_and_cross_to_the_learner():
     wise = (_taught("wise", 1, [-1, -2], top=1), _taught("wise", 3, [-3], top=1))
     stern = (_taught("stern", 3, [-9], top=0), _taught("stern", 1, [-7, -8], top=0))
     batch = _batch(*wise, *stern)
-    there = wire.decode(wire.encode(wire.Step(batch=batch)), wire.Step).batch
+    there = wire.decode(wire.encode(wire.StepRpc(batch=batch)), wire.StepRpc).batch
     for row in (*batch.rows, *there.rows):
         assert row.tokens.tolist() == [1, 2, 5, 6, 7, 8]
         assert [_plain(lesson) for lesson in row.lessons] == [
@@ -91,7 +91,7 @@ def test_row_without_a_teacher_has_no_lesson():
         (_taught("wise", 1, [-1, -2], top=1), _taught("wise", 3, [-3], top=2)),
     ],
 )
-def test_lesson_that_does_not_line_up_is_refused(taught: tuple[Taught, ...]):
+def test_lesson_that_does_not_line_up_is_refused(taught: tuple[TeacherTurn, ...]):
     with pytest.raises(AlignmentError, match=r"wise says \d log-probs of the 1 tokens of turn 3"):
         _batch(*taught)
 

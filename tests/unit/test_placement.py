@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from corrente.runtime.placement import BASE_NICE, Place, environment, places, share
+from corrente.runtime.placement import BASE_NICE, WorkerPlace, environment, places, share
 
 
 def test_shared_gives_both_every_core():
     found = places("shared", (0, 1, 5))
-    assert found.engine == found.learner == Place(cpus=(0, 1, 5), threads=3, nice=BASE_NICE)
+    assert found.engine == found.learner == WorkerPlace(cpus=(0, 1, 5), threads=3, nice=BASE_NICE)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_priority_shares_all_cores_and_lets_one_side_go_first():
 
 @pytest.mark.parametrize(("asked", "threads"), [("", "4"), ("2", "2"), ("9", "4"), ("0", "4"), ("many", "4")])
 def test_environment_sizes_thread_pools_and_keeps_a_smaller_wish(asked: str, threads: str):
-    place = Place(cpus=(0, 1, 2, 3), threads=4, nice=1)
+    place = WorkerPlace(cpus=(0, 1, 2, 3), threads=4, nice=1)
     found = environment(place, {"OMP_NUM_THREADS": asked, "HOME": "/root"})
     assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == found["OPENBLAS_NUM_THREADS"] == threads
     assert found["HOME"] == "/root"
@@ -54,7 +54,7 @@ def test_environment_sizes_thread_pools_and_keeps_a_smaller_wish(asked: str, thr
     ],
 )
 def test_environment_adds_to_the_users_tunables(given: str, expected: str):
-    place = Place(cpus=(0,), threads=1, nice=1)
+    place = WorkerPlace(cpus=(0,), threads=1, nice=1)
     assert environment(place, {"GLIBC_TUNABLES": given})["GLIBC_TUNABLES"] == expected
 
 
@@ -62,7 +62,7 @@ def test_environment_adds_to_the_users_tunables(given: str, expected: str):
     ("threads", "replicas", "each"), [(2, 2, [1, 1]), (8, 3, [3, 3, 2]), (2, 1, [2]), (2, 5, [1, 1, 1, 1, 1])]
 )
 def test_replicas_share_the_cores_and_divide_the_threads(threads: int, replicas: int, each: list[int]):
-    place = Place(cpus=tuple(range(threads)), threads=threads, nice=3)
+    place = WorkerPlace(cpus=tuple(range(threads)), threads=threads, nice=3)
     shares = [share(place, among=replicas, index=index) for index in range(replicas)]
     assert [found.threads for found in shares] == each
     assert all((found.cpus, found.nice) == (place.cpus, place.nice) for found in shares)

@@ -22,11 +22,11 @@ from corrente.common.threads import DaemonThreads, inline
 from corrente.config import Reward, RunConfig
 from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
 from corrente.errors import ConfigError
-from corrente.score.base import Mark
+from corrente.score.base import ScoreResult
 from corrente.score.build import open_scorer
 from corrente.score.builtins import exact_line, exact_match
 from corrente.score.calling import columns, conversation
-from corrente.score.functions import CALLS_AT_ONCE, FunctionScorer, members
+from corrente.score.functions import CALLS_AT_ONCE, FunctionsScorer, members
 from corrente.score.resolve import accepted, distinct_names, name_of, needed, resolve
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
@@ -47,12 +47,12 @@ def _group(*texts: str, **fields: Any) -> Group:
     return Group(id=3, prompt=prompt, episodes=tuple(_episode(i, t) for i, t in enumerate(texts)), admitted_version=0)
 
 
-def _score(scorer: FunctionScorer, group: Group) -> Group:
+def _score(scorer: FunctionsScorer, group: Group) -> Group:
     return anyio.run(scorer.score, group)
 
 
 def _one(function: Any, *texts: str, **options: Any) -> list[Episode]:
-    return list(_score(FunctionScorer([function], offload=inline, **options), _group(*texts or ("a", "bb"))).episodes)
+    return list(_score(FunctionsScorer([function], offload=inline, **options), _group(*texts or ("a", "bb"))).episodes)
 
 
 # ---- what is called, and with what -------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_function_is_given_lists_over_the_group_it_has_parameters_for():
         seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         return [0.0] * len(completions)
 
-    _score(FunctionScorer([everything], offload=inline), _group("a", "bc", answer="2", level=5))
+    _score(FunctionsScorer([everything], offload=inline), _group("a", "bc", answer="2", level=5))
     assert sorted(given) == ["answer", "level", "log_extra", "log_metric", "trainer_state"]
     assert {name: seen[name] for name in seen if not name.startswith(("log_", "trainer_"))} == {
         "prompts": ["1 + 1 ="] * 2,
@@ -104,9 +104,9 @@ def test_conversations_are_given_as_lists_of_messages():
         return [0.0] * len(completions)
 
     group = _chat("2", "two")
-    _score(FunctionScorer([look], offload=inline), group)
+    _score(FunctionsScorer([look], offload=inline), group)
     assert seen[0] == ([list(ASKED)] * 2, [[{"role": "assistant", "content": text}] for text in ("2", "two")])
-    _score(FunctionScorer([look], offload=inline), group)
+    _score(FunctionsScorer([look], offload=inline), group)
     assert seen[1] == seen[0], "what a function changes, another does not see"
     assert group.prompt.messages == ASKED
 
@@ -144,7 +144,7 @@ def test_environments_are_given_where_there_are_any():
     group = _group("a", "b")
     episodes = tuple(msgspec.structs.replace(e, environment=w) for e, w in zip(group.episodes, worlds, strict=True))
     played = msgspec.structs.replace(group, episodes=episodes)
-    assert [e.reward for e in _score(FunctionScorer([ask], offload=inline), played).episodes] == [0.0, 1.0]
+    assert [e.reward for e in _score(FunctionsScorer([ask], offload=inline), played).episodes] == [0.0, 1.0]
     assert "environments" not in columns(group)
 
 
@@ -152,7 +152,7 @@ def test_rewards_of_an_environment_count_with_weight_one():
     group = _group("a", "bb")
     won = msgspec.structs.replace(group.episodes[0], env_rewards={"game": 3.0, "bonus": None})
     played = msgspec.structs.replace(group, episodes=(won, group.episodes[1]))
-    one, two = _score(FunctionScorer([Lengths(0.5)], weights=[4.0], offload=inline), played).episodes
+    one, two = _score(FunctionsScorer([Lengths(0.5)], weights=[4.0], offload=inline), played).episodes
     assert (one.reward, one.scores) == (5.0, {"game": 3.0, "bonus": None, "Lengths": 0.5})
     assert (two.reward, two.scores) == (4.0, {"Lengths": 1.0})
 
@@ -197,7 +197,7 @@ async def _async_scaled(scale: float, completions: Sequence[str]) -> list[float]
 )
 @pytest.mark.parametrize("offload", [inline, None])
 def test_any_callable_scores_sync_or_async(function: Any, offload: Any):
-    scored = _score(FunctionScorer([function], offload=offload), _group("a", "bcd"))
+    scored = _score(FunctionsScorer([function], offload=offload), _group("a", "bcd"))
     assert [e.reward for e in scored.episodes] == [2.0, 6.0]
     assert all(e.status == "ok" for e in scored.episodes)
 
@@ -218,7 +218,7 @@ def test_function_that_changes_its_arguments_disturbs_no_other():
         completions.clear()
         return [0.0, 0.0]
 
-    scorer = FunctionScorer([greedy, lambda completions: [len(c) for c in completions]], offload=inline)
+    scorer = FunctionsScorer([greedy, lambda completions: [len(c) for c in completions]], offload=inline)
     assert [e.scores["lambda"] for e in _score(scorer, _group("a", "bb")).episodes] == [1.0, 2.0]
 
 
@@ -227,7 +227,7 @@ def test_function_that_changes_a_column_changes_neither_other_episodes_nor_the_d
         return [float(of_one.pop() + len(of_one)) for of_one in tests]
 
     group = _group("a", "b", "c", tests=[1, 2])
-    scorer = FunctionScorer([popping], offload=inline)
+    scorer = FunctionsScorer([popping], offload=inline)
     for _ in range(2):  # as in a later epoch
         assert [e.reward for e in _score(scorer, group).episodes] == [3.0, 3.0, 3.0]
     assert group.prompt.fields == {"tests": [1, 2]}
@@ -240,7 +240,7 @@ def test_reward_is_the_weighted_sum_and_each_score_is_kept():
     def short(completions: list[str]) -> list[float]:
         return [1.0 / len(c) for c in completions]
 
-    scorer = FunctionScorer([Lengths(1.0), short], weights=[0.5, 4.0], offload=inline)
+    scorer = FunctionsScorer([Lengths(1.0), short], weights=[0.5, 4.0], offload=inline)
     one, two = _score(scorer, _group("a", "bb")).episodes
     assert one.scores == {"Lengths": 1.0, "short": 1.0}
     assert one.reward == 4.5
@@ -255,7 +255,7 @@ def test_none_is_left_out_of_the_sum_and_is_not_zero():
     def only_b(completions: list[str]) -> list[float | None]:
         return [-1.0 if c == "b" else None for c in completions]
 
-    scorer = FunctionScorer([only_a, only_b], weights=[2.0, 1.0], offload=inline)
+    scorer = FunctionsScorer([only_a, only_b], weights=[2.0, 1.0], offload=inline)
     a, b, c = _score(scorer, _group("a", "b", "c")).episodes
     assert (a.reward, b.reward, c.reward) == (10.0, -1.0, None)
     assert a.scores == {"only_a": 5.0, "only_b": None}
@@ -274,12 +274,12 @@ def test_episodes_that_failed_before_pass_through_and_are_not_scored():
     group = Group(
         id=3, prompt=group.prompt, episodes=(group.episodes[0], failed, group.episodes[2]), admitted_version=0
     )
-    scored = _score(FunctionScorer([score], offload=inline), group)
+    scored = _score(FunctionsScorer([score], offload=inline), group)
     assert asked == [["a", "c"]]
     assert [e.reward for e in scored.episodes] == [1.0, None, 1.0]
     assert scored.episodes[1] is failed
     only_failed = Group(id=3, prompt=group.prompt, episodes=(failed,), admitted_version=0)
-    assert _score(FunctionScorer([score], offload=inline), only_failed) is only_failed
+    assert _score(FunctionsScorer([score], offload=inline), only_failed) is only_failed
 
 
 # ---- every way to fail -------------------------------------------------------------------------------------------------------
@@ -331,13 +331,13 @@ def test_async_function_that_is_not_to_be_caught_costs_its_episodes_and_nothing_
 
     ended = "SystemExit" if how == "exits" else "CancelledError"
     for function in (leaves, returned(leaves)):
-        for episode in _score(FunctionScorer([function, later], offload=inline), _group("a", "b")).episodes:
+        for episode in _score(FunctionsScorer([function, later], offload=inline), _group("a", "b")).episodes:
             assert episode.error.endswith(f": ended by {ended}")
             assert episode.scores == {"later": 1.0}
 
 
 def test_function_that_exits_costs_its_episodes_and_not_the_run():
-    scored = _score(FunctionScorer([_exits]), _group("a", "b"))
+    scored = _score(FunctionsScorer([_exits]), _group("a", "b"))
     assert [e.error for e in scored.episodes] == ["_exits: ended by SystemExit"] * 2
 
 
@@ -350,7 +350,7 @@ def test_value_that_is_no_finite_number_costs_that_episode_alone(value: Any):
 
 
 def test_one_failing_function_leaves_the_other_ones_answer_on_record():
-    scorer = FunctionScorer([_raises, Lengths(1.0)], offload=inline)
+    scorer = FunctionsScorer([_raises, Lengths(1.0)], offload=inline)
     for episode in _score(scorer, _group("a", "bb")).episodes:
         assert episode.status == "failed"
         assert episode.error.startswith("_raises")
@@ -363,7 +363,7 @@ def test_async_function_past_its_deadline_times_out_by_name():
         return []
 
     async def main() -> tuple[Group, float]:
-        scored = await FunctionScorer([hangs], deadline_s=20.0).score(_group("a", "b"))
+        scored = await FunctionsScorer([hangs], deadline_s=20.0).score(_group("a", "b"))
         return scored, anyio.current_time()
 
     scored, now_s = run_virtual(main)
@@ -383,7 +383,7 @@ def test_functions_of_a_group_and_groups_run_side_by_side():
         return [1.0] * len(completions)
 
     async def main() -> float:
-        scorer = FunctionScorer([slow, slower])
+        scorer = FunctionsScorer([slow, slower])
         async with anyio.create_task_group() as tasks:
             for _ in range(20):
                 tasks.start_soon(scorer.score, _group("a", "b"))
@@ -401,7 +401,7 @@ def test_blocking_function_does_not_hold_up_the_event_loop_or_other_groups():
         return [1.0] * len(completions)
 
     async def main() -> list[Group]:
-        scorer = FunctionScorer([blocks])
+        scorer = FunctionsScorer([blocks])
         scored: list[Group] = []
 
         async def one() -> None:
@@ -424,7 +424,7 @@ def test_stuck_thread_is_left_behind_at_the_deadline():
         release.append(True)
         return [1.0] * len(completions)
 
-    scored = _score(FunctionScorer([stuck], deadline_s=0.05), _group("a", "b"))
+    scored = _score(FunctionsScorer([stuck], deadline_s=0.05), _group("a", "b"))
     assert [e.status for e in scored.episodes] == ["timeout", "timeout"]
     assert not release
     never.set()
@@ -441,7 +441,7 @@ def test_wait_for_a_thread_is_not_part_of_the_deadline():
                 await anyio.sleep(0.4)
                 return call()
 
-        scorer = FunctionScorer([Lengths(1.0)], deadline_s=0.7, offload=offload)
+        scorer = FunctionsScorer([Lengths(1.0)], deadline_s=0.7, offload=offload)
 
         async def one() -> None:
             scored.append(await scorer.score(_group("a", "bb")))
@@ -464,7 +464,7 @@ def test_function_whose_threads_all_hang_takes_none_of_another():
         never.wait()
         return [1.0] * len(completions)
 
-    async def main() -> Sequence[Mark]:
+    async def main() -> Sequence[ScoreResult]:
         (stuck, _), (free, _) = members([hangs, Lengths(1.0)])
         async with anyio.create_task_group() as tasks:
             for _ in range(CALLS_AT_ONCE):
@@ -508,14 +508,14 @@ def test_thread_gives_its_place_back_when_it_returns():
 def test_stuck_reward_does_not_keep_the_process_from_ending():
     code = """
 import anyio, threading
-from corrente.score.functions import FunctionScorer
+from corrente.score.functions import FunctionsScorer
 from corrente.data.types import Episode, Group, Prompt
 import numpy as np
 def stuck(completions):
     threading.Event().wait()
 prompt = Prompt(id="0/0", tokens=np.zeros(1, np.int32))
 group = Group(id=0, prompt=prompt, episodes=(Episode(prompt_id="0/0", group_id=0, index=0),), admitted_version=0)
-print(anyio.run(FunctionScorer([stuck], deadline_s=0.05).score, group).episodes[0].status)
+print(anyio.run(FunctionsScorer([stuck], deadline_s=0.05).score, group).episodes[0].status)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "timeout", "")
@@ -569,11 +569,11 @@ def test_scorer_takes_functions_weights_and_deadline_from_the_config():
 
 def test_wrong_weights_and_what_cannot_be_called_are_refused():
     with pytest.raises(ConfigError, match=r"reward\.weights has 1 values for 2"):
-        FunctionScorer([exact_line, exact_line], weights=[1.0])
+        FunctionsScorer([exact_line, exact_line], weights=[1.0])
     with pytest.raises(ConfigError, match="must be callable"):
-        FunctionScorer(["exact_line"])  # type: ignore[list-item]
+        FunctionsScorer(["exact_line"])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("function", [Lengths(1.0), _raises, lambda completions: [None for _ in completions]])
 def test_scorer_keeps_its_contract(function: Any):
-    anyio.run(check_scorer, lambda: FunctionScorer([function]), _group("a", "bb", "ccc"))
+    anyio.run(check_scorer, lambda: FunctionsScorer([function]), _group("a", "bb", "ccc"))

@@ -16,8 +16,8 @@ from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.score import checks
 from corrente.score.build import names, sees_environments, terms
+from corrente.score.combined import ScorerTerms
 from corrente.score.functions import CALLS_AT_ONCE
-from corrente.score.panel import Terms
 
 JUDGE = {"kind": "judge", "url": "http://h/v1", "model": "m"}
 
@@ -83,7 +83,7 @@ def test_terms_are_those_of_the_table():
     function, later = {"kind": "function", "function": "exact_match"}, {"kind": "function", "function": "anyio:sleep"}
     tables = (process, {"kind": "teacher", "path": "x", "at_once": 2}, function, {**function, "at_once": 3}, later)
     made, taught, *functions = map(terms, parse(*tables).reward.scorers)
-    wanted = Terms(weight=0.5, at_once=3, failure="default", default=-1.0, key=made.key)
+    wanted = ScorerTerms(weight=0.5, at_once=3, failure="default", default=-1.0, key=made.key)
     assert made == wanted
     assert (taught.at_once, taught.failure) == (2, "lose")
     assert taught.deadline_s == math.inf  # its process keeps it, batch by batch

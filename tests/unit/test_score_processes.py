@@ -19,8 +19,8 @@ from tests.unit import verifiers
 from tests.unit.score_samples import group
 
 from corrente.errors import ConfigError
+from corrente.score.combined import CombinedScorer, ScorerTerms
 from corrente.score.functions import Progress
-from corrente.score.panel import Panel, Terms
 from corrente.score.processes import ProcessSource, path_of
 from corrente.testing.stages import check_scorer
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 @asynccontextmanager
 async def opened(
     function: str, *, deadline_s: float = 30.0, workers: int = 1, log: Path | None = None, **options: Any
-) -> AsyncIterator[Panel]:
+) -> AsyncIterator[CombinedScorer]:
     source = ProcessSource(f"{HERE}:{function}", state_of=Progress(every=2), options=options, workers=workers, log=log)
     try:
         await source.open()
-        yield Panel([(source, Terms(deadline_s=deadline_s, at_once=workers))])
+        yield CombinedScorer([(source, ScorerTerms(deadline_s=deadline_s, at_once=workers))])
     finally:
         source.close()
 

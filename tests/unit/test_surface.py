@@ -11,23 +11,23 @@ import pytest
 from corrente import errors
 
 PUBLIC = {
-    "data.types": "Batch Completion Episode Group Lesson Prompt Request Row Sampling Scores Span StepScore Taught Turn "
+    "data.types": "Batch Completion Episode Group Prompt Request Row Sampling Scores Span StepScore TeacherRow TeacherTurn Turn "
     "concat_tokens",
-    "controller.parts": "Checkpoints Outcome Parts",
+    "controller.parts": "Checkpoints Parts RunResult",
     "controller.plan": "Plan",
     "controller.snapshot": "Snapshot Unfinished",
     "controller.pipeline": "Pipeline run",
     "entrypoints.assemble": "build_buffer build_inflight build_staleness derive_plan eval_sampling open_parts",
     "entrypoints.train": "run_training",
     "entrypoints.evaluate": "config_of_checkpoint config_of_model run_evaluation",
-    "entrypoints.inputs": "Given",
+    "entrypoints.inputs": "RunInputs",
     "entrypoints.export": "card push stage upload",
     "config": "Alarm Algo Arithmetic ArithmeticSource Barrier Cancel Chat Checkpoint Collective CudaIpc Dataset Disk Distill "
     "Double Drain Embedded Environments Eval Filter Full FunctionScorer GivenRows Http Inline Inproc Jsonl "
-    "JsonlSource JudgeScorer Learner Limits Lora LoraMerged Mixture Model ModelScorer NoBuffer Observe Parquet "
+    "JsonlSource JudgeScorer LearnerConfig Limits Lora LoraMerged Mixture Model ModelScorer NoBuffer Observe Parquet "
     "ParquetSource Pool ProcessRewardScorer ProcessScorer Procs ReasoningGym Recompute Resume Reward "
-    "RewardModelScorer Rules Run RunConfig Sampling ScorerConfig Seeds SelfTeacherScorer ServedTeacherScorer Shm "
-    "Single SingleTurn Snapshot Staleness Stream Swap TeacherScorer Teaching Tools Vllm VllmNccl Window "
+    "RewardModelScorer EnvRules Run RunConfig Sampling ScorerConfig Seeds SelfTeacherScorer ServedTeacherScorer Shm "
+    "Single SingleTurn OldWeights Staleness Stream Swap TeacherScorer Teaching Tools Vllm VllmNccl Window "
     "temperature_of",
     "env.environment": "Environment Observation",
     "trl": "AsyncGRPOConfig AsyncGRPOTrainer GRPOConfig GRPOTrainer",
@@ -36,7 +36,7 @@ PUBLIC = {
 }
 PROTOCOLS = {
     "prompts.base:Prompts": "describe find next restore state",
-    "prompts.base:Chat": "encode prompt render",
+    "prompts.base:ChatEncoder": "encode prompt render",
     "engine.base:Engine": "abort generate partials score stats",
     "env.base:Env": "play",
     "env.environment:Environment": "close reset step",
@@ -47,7 +47,7 @@ PROTOCOLS = {
     "observe.base:Sink": "close event metrics sample span",
     "runtime.base:Runtime": "open",
     "engine.launcher:Launcher": "launch replicas",
-    "engine.launcher:Weights": "fd fit path",
+    "engine.launcher:SharedWeights": "fd fit path",
     "buffer.base:Buffer": "close drop occupancy put release reserve take",
     "sync.base:Sync": "catch_up flip stage stats",
     "sync.base:Receiver": "apply members receive reserve",

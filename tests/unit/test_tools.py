@@ -15,16 +15,16 @@ import msgspec
 import pytest
 from tests.unit.talking import PLAIN, WITH_TOOLS, ByteTokenizer
 
-from corrente.common.threads import DaemonThreads, contained, inline
+from corrente.common.threads import DaemonThreads, guard_user_code, inline
 from corrente.config import Chat, RunConfig
 from corrente.config.env import Environments, Tools
 from corrente.data.types import Sampling
 from corrente.env import build, checks
-from corrente.env.calls import Call
+from corrente.env.calls import ToolCall
 from corrente.env.conversation import Conversation
 from corrente.env.environment import Observation
-from corrente.env.single import SingleTurn
-from corrente.env.stage import Stage
+from corrente.env.instance import EnvInstance
+from corrente.env.single import SingleTurnEnv
 from corrente.env.tools import Toolbox, schema
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.chat import ChatTemplate
@@ -70,7 +70,7 @@ def test_plain_functions_run_beside_one_another_and_off_the_event_loop():
 
     async def main():
         box = Toolbox([meet], offload=DaemonThreads(limit=3), deadline_s=30.0)
-        return await box.call([Call(name="meet")] * 3)
+        return await box.call([ToolCall(name="meet")] * 3)
 
     answers, counts = anyio.run(main)
     assert [answer["content"] for answer in answers] == ["True"] * 3
@@ -86,7 +86,7 @@ def test_tool_that_never_returns_is_answered_for_and_others_go_on():
 
     async def main():
         box = Toolbox([hang, double], offload=DaemonThreads(limit=2), deadline_s=0.05)
-        return await box.call([Call(name="hang"), Call(name="double", arguments={"number": 4})])
+        return await box.call([ToolCall(name="hang"), ToolCall(name="double", arguments={"number": 4})])
 
     answers, counts = anyio.run(main)
     never.set()
@@ -101,7 +101,7 @@ def test_tool_that_exits_costs_the_call_and_not_the_run():
         sys.exit(3)
 
     async def main():
-        return await Toolbox([leave], offload=DaemonThreads(limit=1), deadline_s=5.0).call([Call(name="leave")])
+        return await Toolbox([leave], offload=DaemonThreads(limit=1), deadline_s=5.0).call([ToolCall(name="leave")])
 
     (answer,), counts = anyio.run(main)
     assert "SystemExit" in answer["content"]
@@ -124,7 +124,7 @@ def test_coroutine_that_is_not_to_be_caught_costs_its_call_and_nothing_beside_it
 
     async def main():
         return await Toolbox([leave, stay], offload=inline, deadline_s=5.0).call(
-            [Call(name="leave"), Call(name="stay")]
+            [ToolCall(name="leave"), ToolCall(name="stay")]
         )
 
     answers, counts = anyio.run(main)
@@ -141,7 +141,7 @@ def test_environment_that_exits_costs_the_episode():
         async def step(self, message: Any) -> Any: ...
 
     async def main() -> None:
-        await Stage(Leaves(), functions=(), offload=inline, deadline_s=5.0).reset({}, seed=1)
+        await EnvInstance(Leaves(), functions=(), offload=inline, deadline_s=5.0).reset({}, seed=1)
 
     with pytest.raises(RolloutError, match="ended by SystemExit"):
         anyio.run(main)
@@ -149,7 +149,7 @@ def test_environment_that_exits_costs_the_episode():
 
 def test_cancellation_of_ours_is_passed_on():
     async def theirs() -> None:
-        with contained():
+        with guard_user_code():
             await anyio.sleep_forever()
 
     async def main() -> bool:
@@ -169,12 +169,12 @@ def test_cancellation_of_ours_is_passed_on():
 def test_process_ends_though_a_tool_hangs():
     code = (
         "import anyio, threading\n"
-        "from corrente.env.calls import Call\nfrom corrente.env.tools import Toolbox\n"
+        "from corrente.env.calls import ToolCall\nfrom corrente.env.tools import Toolbox\n"
         "from corrente.common.threads import DaemonThreads\n"
         "def hang():\n    threading.Event().wait()\n"
         "async def main():\n"
         "    box = Toolbox([hang], offload=DaemonThreads(limit=1), deadline_s=0.05)\n"
-        "    print((await box.call([Call(name='hang')]))[1]['late'])\n"
+        "    print((await box.call([ToolCall(name='hang')]))[1]['late'])\n"
         "anyio.run(main)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -183,7 +183,7 @@ def test_process_ends_though_a_tool_hangs():
 
 def test_plain_environment_runs_off_the_event_loop():
     async def main() -> set[int]:
-        stage = Stage(Room(), functions=(), offload=DaemonThreads(limit=1), deadline_s=5.0)
+        stage = EnvInstance(Room(), functions=(), offload=DaemonThreads(limit=1), deadline_s=5.0)
         await stage.reset({}, seed=1)
         assert (await stage.step({"content": ""})).done
         await stage.close()
@@ -217,7 +217,7 @@ def test_two_tools_of_one_name_are_refused():
 
 def test_what_has_no_reset_is_no_environment():
     with pytest.raises(ConfigError, match="int has no reset"):
-        Stage(3, functions=(), offload=DaemonThreads(limit=1), deadline_s=1.0)
+        EnvInstance(3, functions=(), offload=DaemonThreads(limit=1), deadline_s=1.0)
 
 
 def test_environment_that_is_played_without_tools_is_refused_beside_them():
@@ -225,9 +225,9 @@ def test_environment_that_is_played_without_tools_is_refused_beside_them():
         without_tools = "it would not hear of calls"
 
     limited = DaemonThreads(limit=1)
-    Stage(Deaf(), functions=(), offload=limited, deadline_s=1.0)
+    EnvInstance(Deaf(), functions=(), offload=limited, deadline_s=1.0)
     with pytest.raises(ConfigError, match=r"env\.functions: Deaf is played without tools: it would not hear of calls"):
-        Stage(Deaf(), functions=(double,), offload=limited, deadline_s=1.0)
+        EnvInstance(Deaf(), functions=(double,), offload=limited, deadline_s=1.0)
 
 
 # ---- from config and objects -----------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_tool_that_is_no_function_is_refused_before_anything_is_made():
 
 def test_nothing_given_is_a_single_turn(tmp_path: Path):
     envs = opened(RunConfig(), tmp_path)
-    assert all(isinstance(env, SingleTurn) for env in envs.values())
+    assert all(isinstance(env, SingleTurnEnv) for env in envs.values())
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_tools_and_factories_that_are_given_make_conversations(tmp_path: Path, g
 
 
 def test_given_env_is_played_as_it_is(tmp_path: Path):
-    env = SingleTurn(Sampling())
+    env = SingleTurnEnv(Sampling())
     assert opened(RunConfig(), tmp_path, env=env) == {"train": env, "eval": env}
 
 
@@ -317,7 +317,7 @@ def test_kept_history_is_refused_where_the_template_does_not_show_it(tmp_path: P
             {"tools": [double]},
             r"env\.max_total_tokens = 99: it must be below engine\.max_context = 99",
         ),
-        (Tools(), {"env": SingleTurn(Sampling()), "tools": [double]}, "leave the other two out"),
+        (Tools(), {"env": SingleTurnEnv(Sampling()), "tools": [double]}, "leave the other two out"),
         (Tools(), {"environment_factory": 3}, "environment_factory"),
         (Tools(), {"environment_factory": {"": Room}}, "environment_factory"),
     ],

@@ -16,7 +16,7 @@ import pytest
 from corrente.config import Observe, RunConfig
 from corrente.errors import ConfigError
 from corrente.observe import trackers
-from corrente.observe.beside import Beside
+from corrente.observe.background import Beside
 from corrente.observe.fanout import Fanout
 from corrente.observe.names import NAMES, named
 from corrente.observe.trackers import Samples, open_trackers

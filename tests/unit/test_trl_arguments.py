@@ -18,7 +18,7 @@ from corrente import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer
 from corrente.algo import checks as algo_checks
 from corrente.config import Embedded, Http, Inline, NoBuffer, Procs, RunConfig, Vllm, Window, schema
 from corrente.entrypoints.checks import check_config
-from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.inputs import RunInputs
 from corrente.errors import ConfigError
 from corrente.trl.argument import Argument
 from corrente.trl.config import ARGUMENTS, PASSED_ON
@@ -471,7 +471,7 @@ def test_config_can_be_copied_shown_and_written():
 def test_config_with_defaults_passes_every_check(cls: Any, loss: str, tmp_path: Path):
     more = {"epsilon_high": 5.0} if loss == "cispo" else {}
     args = cls(output_dir=str(tmp_path), loss_type=loss, **more)
-    given = Given(reward_functions=(lambda completions: [0.0] * len(completions),), train_dataset=[{"prompt": "x"}])
+    given = RunInputs(reward_functions=(lambda completions: [0.0] * len(completions),), train_dataset=[{"prompt": "x"}])
     config = translate(args, Facts(model="smollm2-135m-instruct", rows=4, tables={"reward.functions": []}))
     check_config(config, given)
 

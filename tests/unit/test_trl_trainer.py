@@ -16,7 +16,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from corrente import GRPOConfig
 from corrente.trl.bring import Workbench
 from corrente.trl.callbacks import Callbacks
-from corrente.trl.logs import Window, evaluated
+from corrente.trl.logs import LogWindow, evaluated
 from corrente.trl.running import run
 from corrente.trl.translate import Facts, Steps, count
 from corrente.trl.watching import Watcher
@@ -112,7 +112,7 @@ def test_logs_of_several_datasets_are_named_as_by_transformers():
 
 
 def test_tokens_are_counted_on_from_what_was_seen():
-    window = Window(tokens=100)
+    window = LogWindow(tokens=100)
     window.add({"samples/tokens": 7.0})
     assert window.flush()["num_tokens"] == 107
 

@@ -39,7 +39,7 @@ def config(**sections: Any) -> c.RunConfig:
     ("sections", "words"),
     [
         ({"runtime": c.Inline()}, r'engine\.kind = "vllm".*runtime\.kind = "procs"'),
-        ({"inflight": c.Snapshot()}, r'inflight\.kind = "snapshot".*recompute'),
+        ({"inflight": c.OldWeights()}, r'inflight\.kind = "snapshot".*recompute'),
         ({"adapters": c.Lora()}, r'inflight\.kind = "swap".*snapshot, drain, barrier or resume'),
         ({"adapters": c.Lora(target_parameters=("experts",))}, r"adapters\.target_parameters = \['experts'\]"),
         ({"engine": c.Vllm(urls=("vllm:8000",))}, r"engine\.urls: 'vllm:8000'"),
@@ -71,7 +71,7 @@ def test_what_can_work_with_vllm_is_not_refused(python: Path) -> None:
     check(c.RunConfig())
     check(config())
     check(config(engine=c.Vllm(python=str(python)), pool=c.Pool(replicas=2), adapters=c.LoraMerged()))
-    for inflight in (c.Snapshot(), c.Drain(), c.Barrier(), c.Resume()):
+    for inflight in (c.OldWeights(), c.Drain(), c.Barrier(), c.Resume()):
         check(config(adapters=c.Lora(), inflight=inflight))
     check(config(engine=c.Vllm(urls=("https://gpu7:8000",)), sync=c.Collective(host="10.0.0.1")))
     check(config(engine=c.Vllm(urls=("https://gpu7:8000",)), sync=c.Disk()))

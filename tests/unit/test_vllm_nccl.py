@@ -21,7 +21,7 @@ from corrente.engine.vllm import environment
 from corrente.engine.vllm.builtin import JOIN, BuiltinEngine
 from corrente.engine.vllm.client import Client, opened
 from corrente.errors import SyncError, root_cause
-from corrente.sync.base import InPlace, Update, VllmNccl
+from corrente.sync.base import InPlace, Update, VllmNcclOffer
 from corrente.sync.vllm_nccl import Nccl, buckets
 
 SHAPES = {"a.weight": (2, 3), "b.weight": (4,), "rotary_emb.inv_freq": (2,)}
@@ -33,8 +33,8 @@ def write_checkpoint(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
 
 
-def offer(version: int, *, generation: int = 1) -> VllmNccl:
-    return VllmNccl(
+def offer(version: int, *, generation: int = 1) -> VllmNcclOffer:
+    return VllmNcclOffer(
         version=version,
         slot=version % 2,
         nbytes=48,
@@ -125,7 +125,7 @@ def test_a_server_with_half_a_version_is_given_none_again(tmp_path: Path) -> Non
 
 def test_a_server_is_started_with_vllms_own_engine(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    where = environment.Environment(python=Path("python"), package="vllm", version="0.32.0")
+    where = environment.VllmEnvironment(python=Path("python"), package="vllm", version="0.32.0")
     config = c.RunConfig(model=c.Model(path=str(tmp_path)), engine=c.Vllm(), sync=c.VllmNccl())
     given_ = dict(pairwise(environment.arguments(config, where, socket=Path("s"))))
     assert json.loads(given_["--weight-transfer-config"]) == {"backend": "nccl"}

@@ -19,8 +19,8 @@ from corrente.sync.base import Exported, Order, Update
 
 
 def _carried(body: wire.Body) -> wire.Body:
-    (data,) = wire.Frames().feed(wire.frame(wire.Call(7, body)))
-    call: wire.Call = wire.decode(data, wire.Call)
+    (data,) = wire.Frames().feed(wire.frame(wire.Rpc(7, body)))
+    call: wire.Rpc = wire.decode(data, wire.Rpc)
     assert call.id == 7
     return call.body
 
@@ -39,8 +39,8 @@ def _row(length: int) -> Row:
 
 def test_batch_crosses_bit_for_bit():
     batch = Batch(step=4, version=2, rows=(_row(5), _row(0), _row(1)), sequences=3, tokens=6)
-    body = _carried(wire.Step(batch=batch))
-    assert isinstance(body, wire.Step)
+    body = _carried(wire.StepRpc(batch=batch))
+    assert isinstance(body, wire.StepRpc)
     assert (body.batch.step, body.batch.version, body.batch.sequences, body.batch.tokens) == (4, 2, 3, 6)
     for got, sent in zip(body.batch.rows, batch.rows, strict=True):
         for name in ("tokens", "loss_mask", "logprobs", "versions", "advantages"):
@@ -175,11 +175,13 @@ OFFERS = [
     base.InPlace(version=3, slot=1, nbytes=9, path="/proc/1/fd/2"),
     base.OnDisk(version=3, slot=1, nbytes=9, base=2, path="/weights/v3"),
     base.OverHttp(version=3, slot=0, nbytes=9, url="http://[::1]:1/w", token="t", digest="d", deadline_s=0.5),
-    base.Collective(version=3, slot=0, nbytes=9, host="h", port=1, members=2, generation=4, bucket_bytes=1, digest="d"),
-    base.VllmNccl(
+    base.CollectiveOffer(
+        version=3, slot=0, nbytes=9, host="h", port=1, members=2, generation=4, bucket_bytes=1, digest="d"
+    ),
+    base.VllmNcclOffer(
         version=3, slot=0, nbytes=9, host="h", port=1, members=2, generation=4, unique_id="aQ==", bucket_bytes=1
     ),
-    base.CudaIpc(version=3, slot=0, nbytes=9, device=0, handle=bytes(range(256))),
+    base.CudaIpcOffer(version=3, slot=0, nbytes=9, device=0, handle=bytes(range(256))),
 ]
 
 

@@ -16,7 +16,7 @@ from corrente.adapters.base import Frozen, Load, mismatch
 from corrente.errors import CheckpointError
 
 
-class Full:
+class FullAdapters:
     """See adapters.base.Adapters. A checkpoint is a Hugging Face directory."""
 
     def __init__(self, settings: config.Full, *, source: Path, load: Load, seed: int) -> None:

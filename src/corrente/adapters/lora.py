@@ -30,7 +30,7 @@ OTHER_KINDS = (
 """What a peft directory may ask for that changes the function and that this does not train."""
 
 
-class Lora:
+class LoraAdapters:
     """See adapters.base.Adapters."""
 
     def __init__(self, settings: config.Lora | config.LoraMerged, *, source: Path, load: Load, seed: int) -> None:

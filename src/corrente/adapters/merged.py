@@ -15,11 +15,11 @@ from torch import Tensor
 from corrente import config
 from corrente.adapters import injection
 from corrente.adapters.base import Load
-from corrente.adapters.lora import Lora
+from corrente.adapters.lora import LoraAdapters
 from corrente.errors import ConfigError
 
 
-class LoraMerged(Lora):
+class MergedAdapters(LoraAdapters):
     """See adapters.base.Adapters."""
 
     def __init__(self, settings: config.LoraMerged, *, source: Path, load: Load, seed: int) -> None:

@@ -46,7 +46,7 @@ class Loss:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Guide:
+class TeacherBatch:
     """What one teacher says of K trained tokens.
 
     ``weight_K`` is 0 where it says nothing, and what else is stored there cannot matter. ``logprobs_K``: of the tokens that
@@ -77,7 +77,7 @@ class Trained:
     lags_K: Tensor | None = None
     entropy_K: Tensor | None = None
     reference_K: Tensor | None = None
-    guides: tuple[Guide, ...] = ()
+    guides: tuple[TeacherBatch, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +134,7 @@ class Objective(Protocol):
         lags_K: Tensor | None = None,
         entropy_K: Tensor | None = None,
         reference_K: Tensor | None = None,
-        guides: tuple[Guide, ...] = (),
+        guides: tuple[TeacherBatch, ...] = (),
         constants: Constants | None = None,
         trained: int | None = None,
     ) -> Loss: ...

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from corrente.algo.policy import Seen, Value, cut, high_of
+from corrente.algo.policy import PolicyInputs, PolicyTerm, cut, high_of
 from corrente.config import Algo
 
 
-def cispo(seen: Seen, algo: Algo) -> Value:
+def cispo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """The weight is of the token, or of the row with importance_sampling_level sequence."""
     ratio_K = torch.exp(seen.log_ratio_at(algo.importance_sampling_level)).detach()
     value_K = ratio_K.clamp(max=high_of(algo)) * seen.advantages_K * seen.logprobs_K

@@ -17,16 +17,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corrente.algo.policy import Seen, Value, cut, high_of
+from corrente.algo.policy import PolicyInputs, PolicyTerm, cut, high_of
 from corrente.config import Algo
 
 
-def clip(seen: Seen, algo: Algo) -> Value:
+def clip(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """The objective of one micro-batch."""
     return of_log_ratio(seen.log_ratio_at(algo.importance_sampling_level), seen.advantages_K, algo)
 
 
-def of_log_ratio(log_ratio_K: Tensor, advantages_K: Tensor, algo: Algo) -> Value:
+def of_log_ratio(log_ratio_K: Tensor, advantages_K: Tensor, algo: Algo) -> PolicyTerm:
     """The objective for ratios given by their logarithm, differentiable in it."""
     ratio_K, high = torch.exp(log_ratio_K), high_of(algo)
     value_K = clipped(ratio_K, advantages_K, epsilon=algo.epsilon, epsilon_high=high, delta=algo.delta)

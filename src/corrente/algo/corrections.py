@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from corrente.algo import importance, reject
-from corrente.algo.rows import Rows
+from corrente.algo.rows import TrainingRows
 from corrente.algo.traits import Aggregation
 from corrente.config import Staleness
 
@@ -57,7 +57,7 @@ def correct(
     log_rho_K: Tensor,
     advantages_K: Tensor,
     lags_K: Tensor | None,
-    rows: Rows,
+    rows: TrainingRows,
     settings: Staleness,
 ) -> Correction:
     """Rules 1 to 5. ``log_ratio_K`` is log pi / mu, ``log_rho_K`` log p / mu, both without gradient."""
@@ -74,7 +74,7 @@ def correct(
     return Correction(weight_K=torch.where(kept_K, weight_K, 0.0), kept_K=kept_K, over_K=over_K, whole_K=whole_K)
 
 
-def _whole_rows(log_ratio_K: Tensor, advantages_K: Tensor, rows: Rows, settings: Staleness) -> Tensor:
+def _whole_rows(log_ratio_K: Tensor, advantages_K: Tensor, rows: TrainingRows, settings: Staleness) -> Tensor:
     kept_K = reject.everything(log_ratio_K)
     if settings.veto is not None:
         kept_K = kept_K & reject.veto(log_ratio_K, rows, least=settings.veto)
@@ -97,7 +97,7 @@ def normalised(parts: Sequence[Correction]) -> list[Correction]:
 
 
 def effective(
-    parts: Sequence[Correction], *, weights: Sequence[Tensor], rows: Sequence[Rows], aggregation: Aggregation
+    parts: Sequence[Correction], *, weights: Sequence[Tensor], rows: Sequence[TrainingRows], aggregation: Aggregation
 ) -> list[Tensor]:
     """Rule 7: per part the factor (K,) that makes the aggregation's weights those of an average over what is kept alone.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from corrente.algo import divergence, reverse_kl
-from corrente.algo.base import Guide, Trained
+from corrente.algo.base import TeacherBatch, Trained
 from corrente.config import Distill
 
 Needs = Literal["", "sampled", "likeliest"]
@@ -53,7 +53,7 @@ def losses(part: Trained, settings: Distill, *, log_ratio_K: Tensor) -> Tensor |
     return settings.weight * total_K
 
 
-def _divergence(logprobs_K: Tensor, guide: Guide, settings: Distill, log_ratio_K: Tensor) -> Tensor:
+def _divergence(logprobs_K: Tensor, guide: TeacherBatch, settings: Distill, log_ratio_K: Tensor) -> Tensor:
     if settings.loss != "jsd":
         return reverse_kl.ESTIMATES[settings.loss](logprobs_K, _known(guide, logprobs_K), log_ratio_K)
     assert guide.student_KJ is not None
@@ -62,6 +62,6 @@ def _divergence(logprobs_K: Tensor, guide: Guide, settings: Distill, log_ratio_K
     return divergence.jsd(guide.student_KJ, top_KJ, beta=settings.beta)
 
 
-def _known(guide: Guide, logprobs_K: Tensor) -> Tensor:
+def _known(guide: TeacherBatch, logprobs_K: Tensor) -> Tensor:
     """The teacher's log-probs, and the student's own where the teacher says nothing: whatever is stored there stays out."""
     return torch.where(guide.weight_K > 0, guide.logprobs_K, logprobs_K.detach())

@@ -19,26 +19,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corrente.algo.policy import Seen, Value, cut
+from corrente.algo.policy import PolicyInputs, PolicyTerm, cut
 from corrente.config import Algo
 
 
-def dppo_tv(seen: Seen, algo: Algo) -> Value:
+def dppo_tv(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Masked by difference of probability, in the direction of the advantage."""
     rise_K = _rise(seen)
     good_K, bad_K = seen.advantages_K > 0, seen.advantages_K < 0
     return _masked(seen, low_K=bad_K & (-rise_K > algo.mask_low), high_K=good_K & (rise_K > algo.mask_high))
 
 
-def dppo_kl(seen: Seen, algo: Algo) -> Value:
+def dppo_kl(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Masked by the divergence of two outcomes, in the direction of the advantage."""
-    apart_K, log_K = binary_kl(seen.logprobs_K.detach(), seen.proximal_K), seen.log_ratio_K.detach()
-    low_K = (seen.advantages_K < 0) & (log_K < 0) & (apart_K > algo.mask_low)
-    high_K = (seen.advantages_K > 0) & (log_K > 0) & (apart_K > algo.mask_high)
+    unclamped_log_ratio_K, log_K = binary_kl(seen.logprobs_K.detach(), seen.proximal_K), seen.log_ratio_K.detach()
+    low_K = (seen.advantages_K < 0) & (log_K < 0) & (unclamped_log_ratio_K > algo.mask_low)
+    high_K = (seen.advantages_K > 0) & (log_K > 0) & (unclamped_log_ratio_K > algo.mask_high)
     return _masked(seen, low_K=low_K, high_K=high_K)
 
 
-def ipo(seen: Seen, algo: Algo) -> Value:
+def ipo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Masked by difference of probability, in both directions."""
     rise_K = _rise(seen)
     return _masked(seen, low_K=-rise_K > algo.mask_low, high_K=rise_K > algo.mask_high)
@@ -52,11 +52,11 @@ def binary_kl(logprobs_K: Tensor, proximal_K: Tensor) -> Tensor:
     return p_K * (proximal_K - logprobs_K) + rest_K
 
 
-def _rise(seen: Seen) -> Tensor:
+def _rise(seen: PolicyInputs) -> Tensor:
     return seen.logprobs_K.detach().exp() - seen.proximal_K.exp()
 
 
-def _masked(seen: Seen, *, low_K: Tensor, high_K: Tensor) -> Value:
+def _masked(seen: PolicyInputs, *, low_K: Tensor, high_K: Tensor) -> PolicyTerm:
     value_K = torch.exp(seen.log_ratio_K) * seen.advantages_K
     # the mask is on the value and the gradient alike; a product with 0 would let an overflow through as NaN
     return cut(torch.where(low_K | high_K, 0.0, value_K), low_K=low_K, high_K=high_K)

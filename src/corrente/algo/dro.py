@@ -10,10 +10,10 @@ nothing; only its gradient does.
 
 from __future__ import annotations
 
-from corrente.algo.policy import Seen, Value, uncut
+from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
 from corrente.config import Algo
 
 
-def dro(seen: Seen, algo: Algo) -> Value:
+def dro(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Reads ``algo.tau``."""
-    return uncut(seen.advantages_K * seen.logprobs_K - algo.tau / 2 * seen.apart_K.square())
+    return uncut(seen.advantages_K * seen.logprobs_K - algo.tau / 2 * seen.unclamped_log_ratio_K.square())

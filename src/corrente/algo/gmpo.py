@@ -16,11 +16,11 @@ import math
 import torch
 
 from corrente.algo import ratio
-from corrente.algo.policy import Seen, Value, cut, high_of
+from corrente.algo.policy import PolicyInputs, PolicyTerm, cut, high_of
 from corrente.config import Algo
 
 
-def gmpo(seen: Seen, algo: Algo) -> Value:
+def gmpo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Every token has its row's value."""
     log_K, good_K = seen.log_ratio_K, seen.advantages_K >= 0
     least, most = math.log1p(-algo.epsilon), math.log1p(high_of(algo))

@@ -22,7 +22,7 @@ from corrente.data.types import Completion, Episode, Row, Turn, concat_tokens
 from corrente.errors import AlignmentError
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens [start, stop) of a row are those of ``turn``. ``own``: it was sampled, and no row before this one has it."""
 
     turn: int
@@ -31,7 +31,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     own: bool
 
 
-def paths(turns: Sequence[Turn]) -> list[list[Place]]:
+def paths(turns: Sequence[Turn]) -> list[list[TurnSpan]]:
     """Per end of the conversation that has a sampled turn of its own, the turns that lead there, in order.
 
     Raises AlignmentError for a parent that does not stand before its turn.
@@ -41,17 +41,17 @@ def paths(turns: Sequence[Turn]) -> list[list[Place]]:
         if not -1 <= parent < at:
             raise AlignmentError(f"turn {at} follows {parent}, which is not before it")
     taken: set[int] = set()
-    out: list[list[Place]] = []
+    out: list[list[TurnSpan]] = []
     for end in sorted(set(range(len(turns))) - set(parents)):
         line = [end]
         while parents[line[-1]] >= 0:
             line.append(parents[line[-1]])
-        places: list[Place] = []
+        places: list[TurnSpan] = []
         at = 0
         for turn in reversed(line):
             stop = at + len(turns[turn].tokens)
             places.append(
-                Place(turn=turn, start=at, stop=stop, own=turns[turn].completion is not None and turn not in taken)
+                TurnSpan(turn=turn, start=at, stop=stop, own=turns[turn].completion is not None and turn not in taken)
             )
             at = stop
         if any(place.own for place in places):
@@ -79,7 +79,7 @@ def rows(group: int, episode: Episode, *, advantages_T: NDArray[np.float64], old
     ]
 
 
-def _trained(episode: Episode, path: Sequence[Place], row: Row) -> Counter[str]:
+def _trained(episode: Episode, path: Sequence[TurnSpan], row: Row) -> Counter[str]:
     """Trained tokens of a row by the agent that sampled them, of those that have any."""
     counts: Counter[str] = Counter()
     for place in path:
@@ -91,7 +91,7 @@ def _trained(episode: Episode, path: Sequence[Place], row: Row) -> Counter[str]:
 def _row(
     group: int,
     episode: Episode,
-    path: Sequence[Place],
+    path: Sequence[TurnSpan],
     advantages_T: NDArray[np.float64],
     first: dict[int, int],
     oldest: int | None,
@@ -128,7 +128,7 @@ def _row(
     )
 
 
-def _experts(episode: Episode, path: Sequence[Place], length: int) -> Experts | None:
+def _experts(episode: Episode, path: Sequence[TurnSpan], length: int) -> Experts | None:
     """Where each token of a row was sent when it was read (L, layers, k): as in the pass that sampled what follows it, else as
     the engine said of the context; None where no turn says anything."""
     out: Experts | None = None

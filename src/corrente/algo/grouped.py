@@ -4,7 +4,7 @@ What is left out of ``rows``, and why the gradient does not change:
 - episodes without a reward (nor step scores that are asked for), completions withheld by ``algo.mask_truncated``, tokens older
   than ``oldest_trainable``: they are not trained on, by definition; what reward they have stays in the baseline of their group.
 - rows whose advantage is exactly 0 at every token, where nothing but the advantage has a gradient: not with a teacher, a KL, an
-  entropy bonus, an objective that pulls towards the proximal policy, or anything that is averaged over what is trained; nor with
+  entropy bonus, an objective that trains tokens without advantage, or anything that is averaged over what is trained; nor with
   ``filter.zero_variance = "keep"``.
 
 ``Batch.sequences`` and ``Batch.tokens``, the fixed denominators, count every surviving episode and all it sampled, also what is
@@ -52,7 +52,7 @@ class GroupedAlgorithm:
             or algo.top_entropy_quantile < 1
             or algo.denominator == "effective"
             or trait.effective
-            or trait.pulls
+            or trait.trains_zero_advantage
             or config.staleness.normalise
             or config.filter.zero_variance == "keep"
         )

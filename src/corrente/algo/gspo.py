@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from corrente.algo import ratio
 from corrente.algo.clip import of_log_ratio
-from corrente.algo.policy import Seen, Value
+from corrente.algo.policy import PolicyInputs, PolicyTerm
 from corrente.config import Algo
 
 
-def gspo(seen: Seen, algo: Algo) -> Value:
+def gspo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Every token has its row's value."""
     return of_log_ratio(ratio.geometric(seen.log_ratio_K, seen.rows), seen.advantages_K, algo)
 
 
-def gspo_token(seen: Seen, algo: Algo) -> Value:
+def gspo_token(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Every token has its row's ratio, and its own gradient and advantage."""
     of_row_K = ratio.geometric(seen.log_ratio_K, seen.rows).detach()
     own_K = seen.logprobs_K - seen.logprobs_K.detach()

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from corrente.algo import ratio
-from corrente.algo.rows import Rows
+from corrente.algo.rows import TrainingRows
 
-LEVELS: Mapping[str, Callable[[Tensor, Rows], Tensor]] = {
+LEVELS: Mapping[str, Callable[[Tensor, TrainingRows], Tensor]] = {
     "token": lambda log_rho_K, rows: log_rho_K,
     "sequence": ratio.product,
     "geometric": ratio.geometric,

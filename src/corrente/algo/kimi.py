@@ -13,18 +13,18 @@ Degenerate cases: at L = 0, k15 is REINFORCE; tokens without advantage are still
 
 from __future__ import annotations
 
-from corrente.algo.policy import Seen, Value, uncut
+from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
 from corrente.config import Algo
 
 
-def kimi_k15(seen: Seen, algo: Algo) -> Value:
+def kimi_k15(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Policy gradient with a squared penalty."""
-    log_K = seen.rows.sum(seen.apart_K)
-    gain_K = seen.advantages_K * seen.apart_K
+    log_K = seen.rows.sum(seen.unclamped_log_ratio_K)
+    gain_K = seen.advantages_K * seen.unclamped_log_ratio_K
     return uncut(gain_K - algo.tau / 2 * log_K.square() / seen.rows.length_K)
 
 
-def kimi_k2(seen: Seen, algo: Algo) -> Value:
+def kimi_k2(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Squared error."""
-    log_K = seen.rows.sum(seen.apart_K)
+    log_K = seen.rows.sum(seen.unclamped_log_ratio_K)
     return uncut(-(seen.advantages_K - algo.tau * log_K).square() / seen.rows.length_K)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from corrente.data.types import Episode, Lesson, Mask
+from corrente.data.types import Episode, Mask, TeacherRow
 from corrente.errors import AlignmentError
 
 
-def lessons(episode: Episode, mask: Mask, starts: Mapping[int, int]) -> tuple[Lesson, ...]:
+def lessons(episode: Episode, mask: Mask, starts: Mapping[int, int]) -> tuple[TeacherRow, ...]:
     """One lesson per teacher, aligned with the tokens of a row (L,), zero where ``mask`` is not set. ``starts``: where in the row
     each sampled turn begins that is trained in it.
 
@@ -20,11 +20,11 @@ def lessons(episode: Episode, mask: Mask, starts: Mapping[int, int]) -> tuple[Le
     return tuple(_lesson(episode, name, mask, starts) for name in names)
 
 
-def _lesson(episode: Episode, name: str, mask: Mask, starts: Mapping[int, int]) -> Lesson:
+def _lesson(episode: Episode, name: str, mask: Mask, starts: Mapping[int, int]) -> TeacherRow:
     by_turn = {taught.turn: taught for taught in episode.taught if taught.teacher == name}
     first = next(iter(by_turn.values()))
     top = first.top_ids.shape[1]
-    lesson = Lesson(
+    lesson = TeacherRow(
         teacher=name,
         weight=first.weight,
         logprobs=np.zeros(len(mask), np.float32),

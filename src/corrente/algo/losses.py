@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corrente.algo import aggregate, corrections, distill, entropy, ratio
-from corrente.algo.base import Constants, Guide, Loss, Trained
+from corrente.algo.base import Constants, Loss, TeacherBatch, Trained
 from corrente.algo.kl import ESTIMATORS
 from corrente.algo.objectives import OBJECTIVES
-from corrente.algo.policy import Seen, Value
-from corrente.algo.rows import Rows
+from corrente.algo.policy import PolicyInputs, PolicyTerm
+from corrente.algo.rows import TrainingRows
 from corrente.algo.traits import TRAITS, Aggregation, proximal_of
 from corrente.config import RunConfig
 from corrente.data.types import Batch
@@ -69,7 +69,7 @@ class PolicyObjective:
 
     def survey(self, parts: Sequence[Trained]) -> list[Constants]:
         """What the whole step settles; see corrections.py and entropy.py."""
-        rows = [Rows(part.row_K, like=part.logprobs_K) for part in parts]
+        rows = [TrainingRows(part.row_K, like=part.logprobs_K) for part in parts]
         taught = [distill.advantages(part, self._distill, before_K=part.logprobs_K) for part in parts]
         found = [self._correction(part, of) for part, of in zip(taught, rows, strict=True)]
         if self._staleness.normalise:
@@ -108,7 +108,7 @@ class PolicyObjective:
         lags_K: Tensor | None = None,
         entropy_K: Tensor | None = None,
         reference_K: Tensor | None = None,
-        guides: tuple[Guide, ...] = (),
+        guides: tuple[TeacherBatch, ...] = (),
         constants: Constants | None = None,
         trained: int | None = None,
     ) -> Loss:
@@ -126,10 +126,10 @@ class PolicyObjective:
         )
         before_K = logprobs_K if constants is None else constants.proximal_K
         part = distill.advantages(part, self._distill, before_K=before_K)
-        rows = Rows(row_K, like=logprobs_K)
+        rows = TrainingRows(row_K, like=logprobs_K)
         fixed = constants or self._alone(part, rows, trained or len(logprobs_K))
         proximal_K = self._proximal_of(part, constants)
-        seen = Seen(
+        seen = PolicyInputs(
             logprobs_K=logprobs_K, proximal_K=proximal_K, advantages_K=self._advantages(part, fixed, rows), rows=rows
         )
         value = self._policy(seen, self._algo)
@@ -138,7 +138,7 @@ class PolicyObjective:
         total = total + self._taught(part, seen, fixed) + self._penalty(part, seen) - self._bonus(part, fixed)
         return _loss(total, value, fixed)
 
-    def _alone(self, part: Trained, rows: Rows, trained: int) -> Constants:
+    def _alone(self, part: Trained, rows: TrainingRows, trained: int) -> Constants:
         """Where nothing depends on the rest of the step."""
         correction = self._correction(part, rows)
         ones_K = torch.ones_like(part.logprobs_K)
@@ -161,7 +161,7 @@ class PolicyObjective:
             return ratio.interpolate(part.logprobs_K, part.behaviour_K, lags_K)
         return part.logprobs_K.detach() if constants is None else constants.proximal_K
 
-    def _correction(self, part: Trained, rows: Rows) -> corrections.Correction:
+    def _correction(self, part: Trained, rows: TrainingRows) -> corrections.Correction:
         now_K = part.logprobs_K.detach()
         start_K = now_K if self._proximal == "behaviour" else self._proximal_of(part, None)
         return corrections.correct(
@@ -173,20 +173,20 @@ class PolicyObjective:
             settings=self._staleness,
         )
 
-    def _advantages(self, part: Trained, fixed: Constants, rows: Rows) -> Tensor:
+    def _advantages(self, part: Trained, fixed: Constants, rows: TrainingRows) -> Tensor:
         if part.reference_K is None or self._algo.kl_in == "loss":
             return part.advantages_K
         penalty_K = self._kl(fixed.proximal_K, part.reference_K)
         return part.advantages_K - self._algo.beta * rows.to_go(penalty_K)
 
-    def _taught(self, part: Trained, seen: Seen, fixed: Constants) -> Tensor | float:
+    def _taught(self, part: Trained, seen: PolicyInputs, fixed: Constants) -> Tensor | float:
         taught_K = distill.losses(part, self._distill, log_ratio_K=seen.log_ratio_K)
         if taught_K is None:
             return 0.0
         taught_K = torch.where(fixed.kept_K, fixed.weight_K * taught_K, 0.0)
         return (part.weights_K * fixed.scale_K * taught_K).sum()
 
-    def _penalty(self, part: Trained, seen: Seen) -> Tensor | float:
+    def _penalty(self, part: Trained, seen: PolicyInputs) -> Tensor | float:
         if part.reference_K is None or self._algo.kl_in == "reward":
             return 0.0
         kl_K = self._kl(part.logprobs_K, part.reference_K)
@@ -200,7 +200,7 @@ class PolicyObjective:
         return self._algo.entropy_coef * (fixed.bonus_K * part.entropy_K).sum()
 
 
-def _loss(total: Tensor, value: Value, fixed: Constants) -> Loss:
+def _loss(total: Tensor, value: PolicyTerm, fixed: Constants) -> Loss:
     rejected_K, high_K = ~fixed.kept_K, value.high_K | fixed.over_K
     cut_K = value.cut_K | high_K | rejected_K | ~fixed.chosen_K
     return Loss(

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from corrente.algo import ratio
-from corrente.algo.rows import Rows
+from corrente.algo.rows import TrainingRows
 from corrente.config import Algo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class PolicyInputs:
     """``proximal_K`` is a constant, what the ratio is taken to (ratio.py)."""
 
     logprobs_K: Tensor
     proximal_K: Tensor
     advantages_K: Tensor
-    rows: Rows
+    rows: TrainingRows
 
     @property
     def log_ratio_K(self) -> Tensor:
@@ -33,7 +33,7 @@ class Seen:
         return ratio.log_ratio(self.logprobs_K, self.proximal_K)
 
     @property
-    def apart_K(self) -> Tensor:
+    def unclamped_log_ratio_K(self) -> Tensor:
         """The same without bounds: for objectives that never take its exponential, and pull towards p from any distance."""
         return self.logprobs_K - self.proximal_K
 
@@ -43,7 +43,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Value:
+class PolicyTerm:
     """J per token, and the tokens whose gradient was cut or shrunk: ratio too low, too high for a good token, any reason."""
 
     value_K: Tensor
@@ -52,19 +52,19 @@ class Value:
     cut_K: Tensor
 
 
-PolicyFunction = Callable[[Seen, Algo], Value]
+PolicyFunction = Callable[[PolicyInputs, Algo], PolicyTerm]
 
 
-def uncut(value_K: Tensor) -> Value:
+def uncut(value_K: Tensor) -> PolicyTerm:
     """A value that no bound has touched."""
     none_K = torch.zeros_like(value_K, dtype=torch.bool)
-    return Value(value_K=value_K, low_K=none_K, high_K=none_K, cut_K=none_K)
+    return PolicyTerm(value_K=value_K, low_K=none_K, high_K=none_K, cut_K=none_K)
 
 
-def cut(value_K: Tensor, *, low_K: Tensor, high_K: Tensor, other_K: Tensor | None = None) -> Value:
+def cut(value_K: Tensor, *, low_K: Tensor, high_K: Tensor, other_K: Tensor | None = None) -> PolicyTerm:
     """A value with the tokens a bound has touched."""
     cut_K = low_K | high_K
-    return Value(value_K=value_K, low_K=low_K, high_K=high_K, cut_K=cut_K if other_K is None else cut_K | other_K)
+    return PolicyTerm(value_K=value_K, low_K=low_K, high_K=high_K, cut_K=cut_K if other_K is None else cut_K | other_K)
 
 
 def high_of(algo: Algo) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from corrente.algo.rows import Rows
+from corrente.algo.rows import TrainingRows
 
 LOG_RATIO_MAX = 20.0
 """exp(20) is 5e8: beyond it a ratio says only "not the same policy", and exp would overflow into NaN gradients."""
@@ -32,11 +32,11 @@ def interpolate(logprobs_K: Tensor, behaviour_K: Tensor, lags_K: Tensor) -> Tens
     return share_K * behaviour_K.detach() + (1 - share_K) * logprobs_K.detach()
 
 
-def geometric(log_ratio_K: Tensor, rows: Rows) -> Tensor:
+def geometric(log_ratio_K: Tensor, rows: TrainingRows) -> Tensor:
     """Mean of the log-ratios of a token's row: log of their geometric mean."""
     return rows.mean(log_ratio_K)
 
 
-def product(log_ratio_K: Tensor, rows: Rows) -> Tensor:
+def product(log_ratio_K: Tensor, rows: TrainingRows) -> Tensor:
     """Sum of the log-ratios of a token's row, log of their product, held within +-20."""
     return rows.sum(log_ratio_K).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)

@@ -9,10 +9,10 @@ means nothing; only its gradient does.
 
 from __future__ import annotations
 
-from corrente.algo.policy import Seen, Value, uncut
+from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
 from corrente.config import Algo
 
 
-def reinforce(seen: Seen, algo: Algo) -> Value:
+def reinforce(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Reads no setting."""
     return uncut(seen.advantages_K * seen.logprobs_K)

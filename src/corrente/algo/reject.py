@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from corrente.algo import ratio
-from corrente.algo.rows import Rows
+from corrente.algo.rows import TrainingRows
 
-STATISTICS: Mapping[str, Callable[[Tensor, Rows], Tensor]] = {
+STATISTICS: Mapping[str, Callable[[Tensor, TrainingRows], Tensor]] = {
     "geometric": lambda log_K, rows: ratio.geometric(log_K, rows).exp(),
     "product": lambda log_K, rows: ratio.product(log_K, rows).exp(),
     "k2": lambda log_K, rows: rows.mean(log_K.square() / 2),
@@ -33,18 +33,18 @@ STATISTICS: Mapping[str, Callable[[Tensor, Rows], Tensor]] = {
 }
 
 
-def veto(log_ratio_K: Tensor, rows: Rows, *, least: float) -> Tensor:
+def veto(log_ratio_K: Tensor, rows: TrainingRows, *, least: float) -> Tensor:
     """Tokens (K,) that are kept."""
     return ~rows.any(log_ratio_K < math.log(least))
 
 
-def band(log_ratio_K: Tensor, rows: Rows, *, statistic: str, low: float, high: float) -> Tensor:
+def band(log_ratio_K: Tensor, rows: TrainingRows, *, statistic: str, low: float, high: float) -> Tensor:
     """Tokens (K,) that are kept."""
     value_K = STATISTICS[statistic](log_ratio_K, rows)
     return (value_K >= low) & (value_K <= high)
 
 
-def off_policy(log_ratio_K: Tensor, advantages_K: Tensor, rows: Rows, *, threshold: float) -> Tensor:
+def off_policy(log_ratio_K: Tensor, advantages_K: Tensor, rows: TrainingRows, *, threshold: float) -> Tensor:
     """Tokens (K,) that are kept."""
     return (advantages_K >= 0) | (rows.mean(-log_ratio_K) <= threshold)
 

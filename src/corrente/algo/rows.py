@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Rows:
+class TrainingRows:
     """Which of K tokens belong together. ``row_K`` None: all of them."""
 
     def __init__(self, row_K: Tensor | None, *, like: Tensor) -> None:

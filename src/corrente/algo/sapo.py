@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from corrente.algo.policy import Seen, Value, uncut
+from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
 from corrente.config import Algo
 
 
-def sapo(seen: Seen, algo: Algo) -> Value:
+def sapo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """The ratio is of the token, or of the row with importance_sampling_level sequence."""
     ratio_K = torch.exp(seen.log_ratio_at(algo.importance_sampling_level))
     good_K = seen.advantages_K > 0

@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 
 from corrente.algo import ratio
-from corrente.algo.policy import Seen, Value, cut
+from corrente.algo.policy import PolicyInputs, PolicyTerm, cut
 from corrente.config import Algo
 
 
-def topr(seen: Seen, algo: Algo) -> Value:
+def topr(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """Reads no setting."""
     log_w_K = ratio.product(seen.log_ratio_K.detach(), seen.rows)
     bad_K = seen.advantages_K < 0

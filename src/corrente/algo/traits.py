@@ -1,8 +1,8 @@
 """What each policy objective stands for beside its formula: how it is averaged, and what it looks at. Imports no torch.
 
 The formulas are in objectives.py, under the same names. ``ratio``: whether the objective weighs a token by pi over the proximal
-policy, so that an importance weight to the behaviour policy on top of it needs another proximal policy. ``pulls``: whether
-tokens without advantage have a gradient.
+policy, so that an importance weight to the behaviour policy on top of it needs another proximal policy.
+``trains_zero_advantage``: whether tokens without advantage have a gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Trait(msgspec.Struct, frozen=True, kw_only=True):
     effective: bool = False
     levels: tuple[str, ...] = ("token",)
     ratio: bool = True
-    pulls: bool = False
+    trains_zero_advantage: bool = False
 
 
 BOTH = ("token", "sequence")
@@ -41,12 +41,12 @@ TRAITS: dict[str, Trait] = {
     "sapo": Trait(aggregation="sequence", levels=BOTH),
     "vespo": Trait(aggregation="token"),
     "topr": Trait(aggregation="sequence_sum"),
-    "kimi_k15": Trait(aggregation="sequence_sum", pulls=True),
-    "kimi_k2": Trait(aggregation="sequence_sum", pulls=True),
+    "kimi_k15": Trait(aggregation="sequence_sum", trains_zero_advantage=True),
+    "kimi_k2": Trait(aggregation="sequence_sum", trains_zero_advantage=True),
     "dppo_tv": Trait(aggregation="token"),
     "dppo_kl": Trait(aggregation="token"),
     "ipo": Trait(aggregation="token"),
-    "dro": Trait(aggregation="token", pulls=True),
+    "dro": Trait(aggregation="token", trains_zero_advantage=True),
     "reinforce": Trait(aggregation="token", ratio=False),
 }
 

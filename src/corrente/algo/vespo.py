@@ -14,14 +14,14 @@ import math
 
 import torch
 
-from corrente.algo.policy import Seen, Value, uncut
+from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
 from corrente.config import Algo
 
 LEAST = math.log(1e-8)
 """Log of the smallest weight told apart from 0, as the authors' and TRL's code have it."""
 
 
-def vespo(seen: Seen, algo: Algo) -> Value:
+def vespo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
     """The ratio is to the proximal policy: with the behaviour policy in its place, w corrects for that one as well."""
     log_w_K = seen.rows.sum(seen.log_ratio_K.detach()).clamp(LEAST, 20.0)
     good_K = seen.advantages_K >= 0

@@ -18,7 +18,7 @@ from corrente import config
 class SingleDevice:
     """Implements ``backends.base.Backend``."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, learner: config.Learner) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], *, learner: config.LearnerConfig) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         matrices = [p for p in self._parameters if p.ndim >= 2]
         others = [p for p in self._parameters if p.ndim < 2]

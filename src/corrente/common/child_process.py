@@ -13,7 +13,7 @@ STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _PR_SET_PDEATHSIG = 1
 
 
-def settle(*, socket: int, parent: int, nice: int, cpus: Sequence[int] = ()) -> None:
+def set_up_child(*, socket: int, parent: int, nice: int, cpus: Sequence[int] = ()) -> None:
     """Become a good child: deaf to the signals that ask a run to stop, dead with ``parent`` (on Linux), ``socket`` (a descriptor)
     its own, in its place on the machine. ``cpus``: the cores it may use; empty: all it has.
 

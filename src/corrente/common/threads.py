@@ -61,7 +61,7 @@ class DaemonThreads:
 
 
 @contextlib.contextmanager
-def contained() -> Generator[None]:
+def guard_user_code() -> Generator[None]:
     """Around the code of users: what ends a process, or a task, is a RolloutError there. Being cancelled by us passes.
 
     Passed on, SystemExit would end the event loop, and a cancellation that no scope of ours asked for would silently cancel all

@@ -30,7 +30,7 @@ from corrente.config.engine import (
 )
 from corrente.config.env import (
     Environments,
-    Rules,
+    EnvRules,
     SingleTurn,
     Tools,
 )
@@ -38,13 +38,13 @@ from corrente.config.inflight import (
     Barrier,
     Cancel,
     Drain,
+    OldWeights,
     Recompute,
     Resume,
-    Snapshot,
     Swap,
 )
 from corrente.config.learner import (
-    Learner,
+    LearnerConfig,
     Single,
 )
 from corrente.config.observe import (
@@ -123,6 +123,7 @@ __all__ = [
     "Double",
     "Drain",
     "Embedded",
+    "EnvRules",
     "Environments",
     "Eval",
     "Filter",
@@ -135,7 +136,7 @@ __all__ = [
     "Jsonl",
     "JsonlSource",
     "JudgeScorer",
-    "Learner",
+    "LearnerConfig",
     "Limits",
     "Lora",
     "LoraMerged",
@@ -144,6 +145,7 @@ __all__ = [
     "ModelScorer",
     "NoBuffer",
     "Observe",
+    "OldWeights",
     "Parquet",
     "ParquetSource",
     "Pool",
@@ -155,7 +157,6 @@ __all__ = [
     "Resume",
     "Reward",
     "RewardModelScorer",
-    "Rules",
     "Run",
     "RunConfig",
     "Sampling",
@@ -166,7 +167,6 @@ __all__ = [
     "Shm",
     "Single",
     "SingleTurn",
-    "Snapshot",
     "Staleness",
     "Stream",
     "Swap",

@@ -13,7 +13,7 @@ class SingleTurn(Kind, frozen=True, kw_only=True, tag="single"):
     """One completion, and no more."""
 
 
-class Rules(Kind, frozen=True, kw_only=True):
+class EnvRules(Kind, frozen=True, kw_only=True):
     """What conversations have in common."""
 
     functions: tuple[str, ...] = ()
@@ -34,11 +34,11 @@ class Rules(Kind, frozen=True, kw_only=True):
     differs from what was sampled. kept: what was sampled, with what the template adds for new messages."""
 
 
-class Tools(Rules, frozen=True, kw_only=True, tag="tools"):
+class Tools(EnvRules, frozen=True, kw_only=True, tag="tools"):
     """A conversation with Python functions: until a turn calls none."""
 
 
-class Environments(Rules, frozen=True, kw_only=True, tag="environment"):
+class Environments(EnvRules, frozen=True, kw_only=True, tag="environment"):
     """A conversation with an environment: of the Environment protocol, or a class of TRL's shape (reset, methods as tools)."""
 
     factory: str = ""

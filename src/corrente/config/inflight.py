@@ -32,6 +32,6 @@ class Cancel(Kind, frozen=True, kw_only=True, tag="cancel"):
     """Versions since its admission that a group may see land while it generates."""
 
 
-class Snapshot(Kind, frozen=True, kw_only=True, tag="snapshot"):
+class OldWeights(Kind, frozen=True, kw_only=True, tag="snapshot"):
     """Live requests finish under the weights they began with, new ones use the new: no sequence mixes versions and none waits.
     The next version is staged once nobody uses the oldest."""

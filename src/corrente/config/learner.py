@@ -11,7 +11,7 @@ class Single(Kind, frozen=True, kw_only=True, tag="single"):
     """One device."""
 
 
-class Learner(Section, frozen=True, kw_only=True):
+class LearnerConfig(Section, frozen=True, kw_only=True):
     lr: PositiveFloat = 1e-5
     """Learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -71,7 +71,7 @@ class Dataset(_Streamed, frozen=True, kw_only=True, tag="dataset"):
 
 
 class GivenRows(_Streamed, frozen=True, kw_only=True, tag="given"):
-    """What the program that starts the run brings as an object (Given.train_dataset); a config file alone cannot."""
+    """What the program that starts the run brings as an object (RunInputs.train_dataset); a config file alone cannot."""
 
 
 class Seeds(Kind, frozen=True, kw_only=True, tag="seeds"):

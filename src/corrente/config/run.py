@@ -11,8 +11,8 @@ from corrente.config.algorithm import Algo, Distill
 from corrente.config.buffer import Double, NoBuffer, Stream, Window
 from corrente.config.engine import Embedded, Model, Pool, Vllm
 from corrente.config.env import Environments, SingleTurn, Tools
-from corrente.config.inflight import Barrier, Cancel, Drain, Recompute, Resume, Snapshot, Swap
-from corrente.config.learner import Learner, Single
+from corrente.config.inflight import Barrier, Cancel, Drain, OldWeights, Recompute, Resume, Swap
+from corrente.config.learner import LearnerConfig, Single
 from corrente.config.observe import Alarm, Observe
 from corrente.config.prompts import (
     Arithmetic,
@@ -141,14 +141,14 @@ class RunConfig(Section, frozen=True, kw_only=True):
     buffer: NoBuffer | Double | Window | Stream = Window()
     sync: Inproc | Shm | Disk | Http | Collective | VllmNccl | CudaIpc = Shm()
     staleness: Staleness = Staleness()
-    inflight: Swap | Recompute | Resume | Drain | Barrier | Cancel | Snapshot = Swap()
+    inflight: Swap | Recompute | Resume | Drain | Barrier | Cancel | OldWeights = Swap()
     adapters: Full | Lora | LoraMerged = Full()
     backend: Single = Single()
     engine: Embedded | Vllm = Embedded()
     pool: Pool = Pool()
     algo: Algo = Algo()
     distill: Distill = Distill()
-    learner: Learner = Learner()
+    learner: LearnerConfig = LearnerConfig()
     filter: Filter = Filter()
     limits: Limits = Limits()
     eval: Eval = Eval()

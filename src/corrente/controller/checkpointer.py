@@ -9,7 +9,7 @@ import anyio
 
 from corrente.common import rng
 from corrente.controller.evaluator import Evaluator
-from corrente.controller.failure_budget import FailureBudget, Fruitless
+from corrente.controller.failure_budget import FailureBudget, UntrainableBudget
 from corrente.controller.journal import Journal
 from corrente.controller.ledger import Ledger
 from corrente.controller.parts import Parts
@@ -20,7 +20,7 @@ LOOK_S = 5.0
 """How long a checkpoint waits for what the engine has of live requests; without an answer it is written without."""
 
 
-class Keeper:
+class Checkpointer:
     """Writes a run down, between two steps, while generation goes on. Does nothing where nothing is to be written."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Keeper:
         journal: Journal,
         evaluator: Evaluator,
         reporter: Reporter,
-        fruitless: Fruitless,
+        fruitless: UntrainableBudget,
         budget: FailureBudget,
     ) -> None:
         self._parts = parts

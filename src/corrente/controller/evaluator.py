@@ -17,7 +17,7 @@ from corrente.controller.eval_metrics import eval_metrics
 from corrente.controller.failure_budget import FailureBudget
 from corrente.controller.journal import Journal
 from corrente.controller.parts import Parts
-from corrente.controller.request_gate import Valve
+from corrente.controller.request_gate import RequestGate
 from corrente.controller.rollout import Player, episode_seed, scored, survivors
 from corrente.data.types import Episode, Group, Prompt
 
@@ -36,7 +36,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class Evaluator:
     """One evaluation at a time; a version that falls due while one runs is skipped. Failures are counted and shown."""
 
-    def __init__(self, parts: Parts, *, valve: Valve, journal: Journal, done: int = -1) -> None:
+    def __init__(self, parts: Parts, *, valve: RequestGate, journal: Journal, done: int = -1) -> None:
         """``done``: the newest version that was evaluated before."""
         plan = parts.plan
         self._scorer = parts.scorer

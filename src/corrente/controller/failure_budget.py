@@ -122,7 +122,7 @@ class Untrainable:
         return self.in_a_row if self.in_a_row < self._patience * self._per_step else 0
 
 
-class Fruitless:
+class UntrainableBudget:
     """Both places where groups turn out to teach nothing: ``filtered`` before the buffer, ``empty`` in a step without a row."""
 
     def __init__(self, *, per_step: int, patience: int, sink: Sink, before: tuple[int, int] = (0, 0)) -> None:
@@ -145,7 +145,7 @@ class Fruitless:
         return NothingToLearnError(f"the data ended, and nothing of it was trained on ({ledger.told()})")
 
 
-def budgets(parts: Parts, snapshot: Snapshot | None) -> tuple[FailureBudget, Fruitless]:
+def budgets(parts: Parts, snapshot: Snapshot | None) -> tuple[FailureBudget, UntrainableBudget]:
     """Both accounts of a run, or of one that goes on from ``snapshot``."""
     plan = parts.plan
     attempts, before = (snapshot.attempts, snapshot.fruitless) if snapshot else ({}, (0, 0))
@@ -157,4 +157,4 @@ def budgets(parts: Parts, snapshot: Snapshot | None) -> tuple[FailureBudget, Fru
         before=attempts,
     )
     per_step, patience = plan.prompts_per_step, plan.filter.patience
-    return budget, Fruitless(per_step=per_step, patience=patience, sink=parts.sink, before=before)
+    return budget, UntrainableBudget(per_step=per_step, patience=patience, sink=parts.sink, before=before)

@@ -11,11 +11,11 @@ from typing import get_args
 
 import msgspec
 
-from corrente.controller.partial_rollout import Answer, Transcript
-from corrente.data.types import Group, Outcome, Prompt
+from corrente.controller.partial_rollout import PartialRollout, SavedRequest
+from corrente.data.types import Group, GroupOutcome, Prompt
 from corrente.errors import LedgerError
 
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+OUTCOMES: tuple[GroupOutcome, ...] = get_args(GroupOutcome)
 REASONS = 100
 """Distinct reasons that are counted of each outcome: some name the request they are about, and all go into every checkpoint."""
 OTHER = "another reason"
@@ -28,9 +28,9 @@ class Admission(msgspec.Struct, kw_only=True, eq=False):
     prompt: Prompt
     version: int
     group: Group | None = None
-    transcripts: tuple[Transcript, ...] = ()
+    transcripts: tuple[PartialRollout, ...] = ()
 
-    def answers(self) -> tuple[tuple[Answer, ...], ...]:
+    def answers(self) -> tuple[tuple[SavedRequest, ...], ...]:
         """Per episode, what its requests were answered so far."""
         return tuple(transcript.answers() for transcript in self.transcripts)
 
@@ -61,7 +61,7 @@ class Ledger:
         entry = self._entry(group.id)
         entry.group, entry.transcripts = group, ()
 
-    def settle(self, ticket: int, outcome: Outcome, reason: str = "") -> None:
+    def settle(self, ticket: int, outcome: GroupOutcome, reason: str = "") -> None:
         """End one admission. A ticket that is not outstanding was settled before, or never admitted: LedgerError."""
         self._entry(ticket)
         del self._outstanding[ticket]
@@ -70,7 +70,7 @@ class Ledger:
             known = self._reasons.setdefault(outcome, Counter())
             known[reason if reason in known or len(known) < REASONS else OTHER] += 1
 
-    def settle_rest(self, outcome: Outcome, reason: str) -> None:
+    def settle_rest(self, outcome: GroupOutcome, reason: str) -> None:
         """End everything outstanding: the run is over."""
         for ticket in list(self._outstanding):
             self.settle(ticket, outcome, reason)
@@ -84,10 +84,10 @@ class Ledger:
     def admitted(self) -> int:
         return sum(self._outcomes.values()) + len(self._outstanding)
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: GroupOutcome) -> int:
         return self._outcomes[outcome]
 
-    def reasons(self, outcome: Outcome) -> dict[str, int]:
+    def reasons(self, outcome: GroupOutcome) -> dict[str, int]:
         return dict(self._reasons.get(outcome, Counter()))
 
     def told(self) -> str:

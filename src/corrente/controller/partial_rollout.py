@@ -1,9 +1,9 @@
 """What the requests of an unfinished episode were answered: so that an interruption, or a crash, costs none of it.
 
-While an episode is played, each of its requests is an ``Entry``. An entry outlives the engine's answer: one that was interrupted
-is sent again from where it was, until it is finished. In a checkpoint an entry is an ``Answer``, plain data. A resumed run plays
-the environment from its start; what it asks is answered from the record for as long as it asks the same things in the same
-order, and where it asks something else the rest of the record is void. So no environment needs to save a state of its own: one
+While an episode is played, each of its requests is a ``RequestRecord``. It outlives the engine's answer: a request that was
+interrupted is sent again from where it was, until it is finished. In a checkpoint it is a ``SavedRequest``, plain data. A resumed
+run plays the environment from its start. What it asks is answered from the record for as long as it asks the same things in the
+same order; where it asks something else, the rest of the record is void. So no environment needs to save a state of its own: one
 that is a function of its seed and of what it was answered goes on where it was.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from corrente.data.types import Completion, Request
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class SavedRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request as it was asked, and what it was answered so far: all of it when ``finished``, nothing when None."""
 
     request: Request
@@ -31,15 +31,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """None when there is no token."""
         return min((span.version for span in self.completion.spans), default=None) if self.completion else None
 
-    def again(self) -> Answer:
+    def again(self) -> SavedRequest:
         """The same request, to be answered anew."""
-        return Answer(request=self.request)
+        return SavedRequest(request=self.request)
 
 
-class Entry:
+class RequestRecord:
     """One request of a live episode, from its first sending to its last answer."""
 
-    def __init__(self, request: Request, record: Answer | None = None) -> None:
+    def __init__(self, request: Request, record: SavedRequest | None = None) -> None:
         self._request = request
         self._returned = record.completion if record else None
         self._seen = self._returned
@@ -84,24 +84,24 @@ class Entry:
         if self.live and written == self.written:
             self._seen = partial if self._returned is None else self._returned.then(partial)
 
-    def answer(self) -> Answer:
-        return Answer(request=self._request, completion=self._seen, finished=self.finished)
+    def answer(self) -> SavedRequest:
+        return SavedRequest(request=self._request, completion=self._seen, finished=self.finished)
 
 
-class Transcript:
+class PartialRollout:
     """The requests of one episode, in the order in which they were asked."""
 
-    def __init__(self, record: Iterable[Answer] = ()) -> None:
+    def __init__(self, record: Iterable[SavedRequest] = ()) -> None:
         self._record = deque(record)
-        self._entries: list[Entry] = []
+        self._entries: list[RequestRecord] = []
 
-    def open(self, request: Request) -> Entry:
+    def open(self, request: Request) -> RequestRecord:
         """The entry of a request that the environment asks now, with what the record knows of it."""
         known = self._record.popleft() if self._record else None
         if known is not None and not _same(known.request, request):
             known = None
             self._record.clear()
-        entry = Entry(request, known)
+        entry = RequestRecord(request, known)
         self._entries.append(entry)
         return entry
 
@@ -110,17 +110,17 @@ class Transcript:
         """Whether the environment asked for something that has no answer yet."""
         return any(not entry.finished for entry in self._entries)
 
-    def live(self) -> list[Entry]:
+    def live(self) -> list[RequestRecord]:
         return [entry for entry in self._entries if entry.live]
 
-    def answers(self) -> tuple[Answer, ...]:
+    def answers(self) -> tuple[SavedRequest, ...]:
         """Everything known, what the environment has not asked for again included."""
         return (*(entry.answer() for entry in self._entries), *self._record)
 
 
-def transcripts(size: int, records: Sequence[Iterable[Answer]] = ()) -> tuple[Transcript, ...]:
+def partial_rollouts(size: int, records: Sequence[Iterable[SavedRequest]] = ()) -> tuple[PartialRollout, ...]:
     """One for each of ``size`` episodes, with the record of each where there is one."""
-    return tuple(Transcript(records[at] if at < len(records) else ()) for at in range(size))
+    return tuple(PartialRollout(records[at] if at < len(records) else ()) for at in range(size))
 
 
 def _same(a: Request, b: Request) -> bool:

@@ -51,7 +51,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     checkpoints: Checkpoints | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended: ``ended`` is "steps" (all taken), "data" (no more prompts) or "stopped" (asked to)."""
 
     ended: str

@@ -34,23 +34,22 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from corrente.common.waiting import Bell
 from corrente.controller.alarms import Alarms
-from corrente.controller.checkpointer import Keeper
+from corrente.controller.checkpointer import Checkpointer
 from corrente.controller.evaluator import Evaluator
 from corrente.controller.failure_budget import budgets
 from corrente.controller.journal import Journal
 from corrente.controller.ledger import Admission, Ledger
-from corrente.controller.partial_rollout import transcripts
-from corrente.controller.parts import Outcome, Parts
+from corrente.controller.partial_rollout import partial_rollouts
+from corrente.controller.parts import Parts, RunResult
 from corrente.controller.publisher import Publisher
 from corrente.controller.reporter import Report, Reporter
-from corrente.controller.request_gate import Valve
+from corrente.controller.request_gate import RequestGate
 from corrente.controller.rollout import Player, first_error, scored, survivors
 from corrente.controller.snapshot import Snapshot, Unfinished
-from corrente.controller.step_metrics import Scored, lag_metrics, sample_records, trained_metrics
+from corrente.controller.step_metrics import ScoreStats, lag_metrics, sample_records, trained_metrics
 from corrente.controller.watchdog import watch
 from corrente.data.age import assert_age
-from corrente.data.types import Batch, Group, Metrics, Prompt
-from corrente.data.types import Outcome as GroupOutcome
+from corrente.data.types import Batch, Group, GroupOutcome, Metrics, Prompt
 from corrente.errors import AlarmError, EndOfStream, FailureBudgetError, NothingToLearnError, root_cause, while_running
 from corrente.sync.base import Update
 
@@ -58,7 +57,7 @@ Staged = tuple[Update, tuple[int, ...], int]
 """An update on its way, the groups whose slots it frees, and the step whose weights it brings."""
 
 
-async def run(parts: Parts, *, snapshot: Snapshot | None = None, stop: anyio.Event | None = None) -> Outcome:
+async def run(parts: Parts, *, snapshot: Snapshot | None = None, stop: anyio.Event | None = None) -> RunResult:
     """Run the pipeline to its end. ``snapshot``: continue from a checkpoint. ``stop``: once set, end at the next version,
     with a checkpoint. Errors come out as one exception, the first that happened."""
     try:
@@ -82,7 +81,7 @@ class Pipeline:
         """The version the learner's next step starts from; at most one ahead of the live one, plus a step in progress."""
         self.ledger = Ledger(snapshot.ledger if snapshot else None)
         self.journal = Journal(parts.sink, before_s=snapshot.elapsed_s if snapshot else 0.0)
-        self.valve = Valve(parts.engine.abort)
+        self.valve = RequestGate(parts.engine.abort)
         self._budget, self._fruitless = budgets(parts, snapshot)
         self._alarms = Alarms(self.plan.alarm, parts.sink)
         self._player = Player(parts, parts.env, valve=self.valve, waits=self.journal.waits, budget=self._budget)
@@ -91,7 +90,7 @@ class Pipeline:
             parts, valve=self.valve, journal=self.journal, done=snapshot.evaluated if snapshot else -1
         )
         self._reporter = Reporter(parts, ledger=self.ledger, journal=self.journal, step=self.step)
-        self._keeper = Keeper(
+        self._keeper = Checkpointer(
             parts, self.ledger, self.journal, self._evaluator, self._reporter, self._fruitless, self._budget
         )
         self._live_step = self.step  # whose weights are live
@@ -104,11 +103,11 @@ class Pipeline:
         self._landed = Bell()
         self._trained_since_stage: list[int] = []
         self._steps_since_stage = 0
-        self._scored = Scored()
+        self._scored = ScoreStats()
         if snapshot:
             parts.prompts.restore(snapshot.prompts)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunResult:
         """All stages side by side, until the last step is taken, the data ends or ``stop`` is set."""
         ended, checkpoint = "", None
         async with anyio.create_task_group() as watching:
@@ -127,7 +126,7 @@ class Pipeline:
         if self._failure is not None:
             raise self._failure
         self.ledger.settle_rest("cancelled", "the run ended")
-        return Outcome(
+        return RunResult(
             ended=ended,
             steps=self.step,
             version=self.version,
@@ -185,7 +184,7 @@ class Pipeline:
     def _admit(self, ticket: int, prompt: Prompt, rollouts: TaskGroup) -> None:
         self._next_ticket = ticket + 1
         unfinished = self._carried.pop(0) if self._carried else Unfinished(prompt_id=prompt.id)
-        written = transcripts(self.plan.group_size, unfinished.answers)
+        written = partial_rollouts(self.plan.group_size, unfinished.answers)
         admission = Admission(prompt=prompt, version=self.version, transcripts=written)
         self.ledger.admit(ticket, admission)
         self.journal.moved()
@@ -274,7 +273,7 @@ class Pipeline:
             if self._at_version or len(groups) < self.plan.prompts_per_step:
                 await self._stage(flips)
             values |= trained_metrics(groups) | lag_metrics(batch, groups, limits) | self._scored.metrics()
-            self._scored = Scored()
+            self._scored = ScoreStats()
             values["time/wait_groups_s"] = taken_s - began_s
             values["time/stage_s"] = self.journal.elapsed_s - stepped_s
             values["time/step_s"] = self.journal.elapsed_s - began_s

@@ -9,7 +9,7 @@ import anyio
 
 from corrente.controller.journal import Journal
 from corrente.controller.parts import Parts
-from corrente.controller.request_gate import Valve
+from corrente.controller.request_gate import RequestGate
 from corrente.data.types import ApplyMode
 from corrente.errors import SyncError
 from corrente.sync.base import Update
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Publisher:
     """Transfers weights and waits for what the inflight policy asks; knows nothing of slots or learners' steps."""
 
-    def __init__(self, parts: Parts, *, valve: Valve, journal: Journal) -> None:
+    def __init__(self, parts: Parts, *, valve: RequestGate, journal: Journal) -> None:
         self._sync = parts.sync
         self._inflight = parts.inflight
         self._valve = valve

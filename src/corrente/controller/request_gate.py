@@ -19,7 +19,7 @@ back a version, and neither has a cache that the new weights would spoil."""
 
 
 @dataclass(slots=True, eq=False)
-class Passage:
+class InFlight:
     """One request or group between entry and exit. ``interrupted``: the valve asked the engine to end it. ``given_up``: it was
     cancelled before it was done."""
 
@@ -39,7 +39,7 @@ class _Lane:
     def __init__(self) -> None:
         self._bell = Bell()
         self._holders = 0
-        self.passages: dict[int, Passage] = {}
+        self.passages: dict[int, InFlight] = {}
         self._serial = 0
 
     @property
@@ -47,7 +47,7 @@ class _Lane:
         return len(self.passages)
 
     @asynccontextmanager
-    async def enter(self, passage: Passage) -> AsyncGenerator[Passage]:
+    async def enter(self, passage: InFlight) -> AsyncGenerator[InFlight]:
         await self._bell.until(lambda: self._holders == 0)
         self._serial += 1
         key = self._serial
@@ -77,7 +77,7 @@ class _Lane:
         await self._bell.until(lambda: not self.passages)
 
 
-class Valve:
+class RequestGate:
     """Implements inflight.base.Traffic for the pipeline. ``abort`` is the engine's."""
 
     def __init__(self, abort: Callable[[Sequence[str]], Awaitable[None]]) -> None:
@@ -85,15 +85,15 @@ class Valve:
         self._requests = _Lane()
         self._groups = _Lane()
 
-    def request(self, id: str) -> AbstractAsyncContextManager[Passage]:
+    def request(self, id: str) -> AbstractAsyncContextManager[InFlight]:
         """One call of the engine, from entry to answer."""
-        return self._requests.enter(Passage(id))
+        return self._requests.enter(InFlight(id))
 
     @asynccontextmanager
-    async def group(self, ticket: int, *, version: int) -> AsyncGenerator[Passage]:
+    async def group(self, ticket: int, *, version: int) -> AsyncGenerator[InFlight]:
         """One group, admitted at ``version``, from its first request to its last answer. When it is given up the block is
         cancelled and left, and the passage says so."""
-        async with self._groups.enter(Passage(str(ticket), version)) as passage:
+        async with self._groups.enter(InFlight(str(ticket), version)) as passage:
             with passage.scope:
                 yield passage
 

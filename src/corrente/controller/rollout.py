@@ -12,13 +12,13 @@ import anyio.lowlevel
 import msgspec
 from anyio.abc import TaskGroup
 
-from corrente.common.threads import contained
+from corrente.common.threads import guard_user_code
 from corrente.common.waiting import Waits
 from corrente.controller.failure_budget import ENGINE, ENVIRONMENT, SCORING, FailureBudget
 from corrente.controller.ledger import Admission
-from corrente.controller.partial_rollout import Entry, Transcript
+from corrente.controller.partial_rollout import PartialRollout, RequestRecord
 from corrente.controller.parts import Parts
-from corrente.controller.request_gate import Valve
+from corrente.controller.request_gate import RequestGate
 from corrente.data.types import Completion, Episode, Group, Prompt, Request
 from corrente.engine.base import Engine
 from corrente.env.base import Env, Played, finite
@@ -50,7 +50,7 @@ def episode_seed(run_seed: int, prompt_id: str, index: int) -> int:
 class Player:
     """Plays episodes against the engine, through the valve, under a deadline; failures become data."""
 
-    def __init__(self, parts: Parts, env: Env, *, valve: Valve, waits: Waits, budget: FailureBudget) -> None:
+    def __init__(self, parts: Parts, env: Env, *, valve: RequestGate, waits: Waits, budget: FailureBudget) -> None:
         self._env = env
         self._engine = parts.engine
         self._valve = valve
@@ -64,7 +64,7 @@ class Player:
         prompt, transcripts = admission.prompt, admission.transcripts
         episodes: list[Episode | None] = [None] * len(transcripts)
 
-        async def one(index: int, transcript: Transcript) -> None:
+        async def one(index: int, transcript: PartialRollout) -> None:
             seed_of = episode_seed(seed, prompt.id, index)
             episodes[index] = await self.episode(
                 prompt, group=ticket, index=index, seed=seed_of, transcript=transcript, held=held, tasks=tasks
@@ -87,19 +87,19 @@ class Player:
         held: AsyncExitStack,
         tasks: TaskGroup,
         key: str = "",
-        transcript: Transcript | None = None,
+        transcript: PartialRollout | None = None,
     ) -> Episode:
         """Play one episode; whatever goes wrong in engine or environment is recorded in it. PipelineError passes through. Its
         clock is one of ``tasks``."""
         blank = Episode(prompt_id=prompt.id, group_id=group, index=index)
-        asked = transcript or Transcript()
+        asked = transcript or PartialRollout()
         played: Played | None = None
         failure: BaseException = DeadlineError(f"no result within limits.episode_s = {self._deadline_s} s")
         clock = anyio.CancelScope()
         try:
             with anyio.CancelScope() as scope:
                 tasks.start_soon(self._clock, clock, asked, scope)
-                with contained():
+                with guard_user_code():
                     found = await self._env.play(
                         prompt,
                         lambda request: self._generate(request, asked),
@@ -127,7 +127,7 @@ class Player:
         self._budget.attempt(boundary, text)
         return msgspec.structs.replace(episode, status="timeout" if late else "failed", error=f"{boundary}: {text}")
 
-    async def _clock(self, clock: anyio.CancelScope, asked: Transcript, episode: anyio.CancelScope) -> None:
+    async def _clock(self, clock: anyio.CancelScope, asked: PartialRollout, episode: anyio.CancelScope) -> None:
         """Cancel ``episode`` when its deadline is over, or end with ``clock``. Time that it waits for its turn at the engine does
         not count: how long the queue is says nothing about the episode."""
         left, queue = LOOKS, _Queue(self._engine, asked)
@@ -140,7 +140,7 @@ class Player:
     async def _release(self, release: Callable[[], Awaitable[None]]) -> None:
         """The episode is scored, or lost: what its environment cannot give back is told, and costs nothing more."""
         try:
-            with contained():
+            with guard_user_code():
                 await release()
         except Exception as error:
             failure = _judged(error)
@@ -156,7 +156,7 @@ class Player:
                 self._budget.tell("metrics", f"metric {name} = {value!r} of an environment is no number, and left out")
         return numbers
 
-    async def _generate(self, request: Request, transcript: Transcript) -> Completion:
+    async def _generate(self, request: Request, transcript: PartialRollout) -> Completion:
         """Ask until the request is finished: an interruption of ours is not its end, and only what is missing is asked for."""
         entry = transcript.open(request)
         while not entry.finished:
@@ -180,7 +180,7 @@ class _Queue:
     """Whether the episode of a transcript waits for its turn: it has asked and nothing has come, others wait as well, and the
     engine is at work on what came before. One that is stuck, or has lost the request, holds nobody in a queue."""
 
-    def __init__(self, engine: Engine, asked: Transcript) -> None:
+    def __init__(self, engine: Engine, asked: PartialRollout) -> None:
         self._engine, self._asked = engine, asked
         self._served = set[tuple[str, int]]()
         self._computed = self._still = 0
@@ -204,7 +204,7 @@ class _Queue:
         return False
 
 
-def _call(entry: Entry) -> tuple[str, int]:
+def _call(entry: RequestRecord) -> tuple[str, int]:
     """One call of the engine: an interrupted request queues again."""
     return entry.id, entry.written
 
@@ -260,7 +260,7 @@ async def scored(scorer: Scorer, group: Group, budget: FailureBudget) -> Group:
     """The group with its rewards, without the episodes that scoring lost, nor the environments they were played in. A scorer
     that raises loses all of them."""
     try:
-        with contained():
+        with guard_user_code():
             after = await scorer.score(group)
         if len(after.episodes) != len(group.episodes):
             raise RewardError(f"the scorer returned {len(after.episodes)} episodes for {len(group.episodes)}")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from corrente.controller.ledger import LedgerState
-from corrente.controller.partial_rollout import Answer
+from corrente.controller.partial_rollout import SavedRequest
 from corrente.controller.plan import Plan
 from corrente.data.types import Group
 from corrente.inflight.base import Whole
@@ -19,7 +19,7 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     prompt_id: str
     group: Group | None = None
-    answers: tuple[tuple[Answer, ...], ...] = ()
+    answers: tuple[tuple[SavedRequest, ...], ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -64,7 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
         return msgspec.structs.replace(unfinished, answers=records)
 
-    def _older(self, answer: Answer) -> bool:
+    def _older(self, answer: SavedRequest) -> bool:
         return answer.oldest_version not in (None, self.version)
 
     def _fit(self, at: int, unfinished: Unfinished, plan: Plan) -> Unfinished:
@@ -77,7 +77,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return unfinished if age <= bound else msgspec.structs.replace(unfinished, group=None)
         overtaken = at + max(0, plan.window - 1)
 
-        def keeps(record: tuple[Answer, ...]) -> bool:
+        def keeps(record: tuple[SavedRequest, ...]) -> bool:
             oldest = min((v for answer in record if (v := answer.oldest_version) is not None), default=self.version)
             as_if_new = oldest == self.version and at < per_version  # admitted at once, under the version that is live
             return as_if_new or self.version - oldest + overtaken // per_version <= bound

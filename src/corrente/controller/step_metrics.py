@@ -13,7 +13,7 @@ from corrente.data.age import buckets
 from corrente.data.types import Batch, Group
 
 
-class Scored:
+class ScoreStats:
     """Means over all episodes scored since the report before, those of filtered groups included: what the policy earns, not
     what the filter left. A reward function that does not apply to an episode is left out of its own mean. Of several agents
     each has a mean of its own; so has every number that environments and tools give.

@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length", "abort"]
-Outcome = Literal["trained", "filtered", "failed", "stale", "cancelled"]
+GroupOutcome = Literal["trained", "filtered", "failed", "stale", "cancelled"]
 """How an admitted prompt ends: exactly one of these, with a reason and a count."""
 ApplyMode = Literal["swap", "recompute", "snapshot"]
 """What becomes of live sequences when weights change. swap: go on under the new weights with the key/value cache they have.
@@ -211,7 +211,7 @@ class StepScore(msgspec.Struct, frozen=True):
     score: float
 
 
-class Taught(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class TeacherTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A teacher's log-probs of the completion of ``turn`` (T,), at its own temperature, each token given all that precedes it.
 
     ``logprobs`` (T,) are of the tokens that were sampled; ``top_ids`` and ``top_logprobs`` (T, K) are the teacher's K likeliest
@@ -259,7 +259,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     env_rewards: dict[str, float | None] = {}
     agent_rewards: dict[str, float] = {}
     step_scores: tuple[StepScore, ...] = ()
-    taught: tuple[Taught, ...] = ()
+    taught: tuple[TeacherTurn, ...] = ()
     extra: dict[str, Any] = {}
     cut: bool = False
     environment: Any = None
@@ -314,7 +314,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return sum(e.sampled_tokens for e in self.episodes)
 
 
-class Lesson(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class TeacherRow(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What one teacher says of a row, aligned with its tokens: ``logprobs`` (L,), ``top_ids`` and ``top_logprobs`` (L, K), as in
     Taught; zero where the row's ``loss_mask`` is not set. ``weight``: what it counts beside other teachers of the row."""
 
@@ -342,7 +342,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     logprobs: Floats
     versions: Tokens
     advantages: Floats
-    lessons: tuple[Lesson, ...] = ()
+    lessons: tuple[TeacherRow, ...] = ()
     support: Support | None = None
     experts: Experts | None = None
     mixed: Mask | None = None

@@ -43,7 +43,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     leaving: Callable[[], Awaitable[None]] | None = None
 
 
-class Weights(Protocol):
+class SharedWeights(Protocol):
     """What the engines of a run have in common: the layout of their weights, and the memory these lie in, if they share it.
 
     ``fd``: the two slots that learner and engines of this host share, for a child to inherit; None where the transport brings

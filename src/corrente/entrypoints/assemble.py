@@ -18,7 +18,7 @@ from corrente.controller.plan import Plan
 from corrente.controller.snapshot import Snapshot
 from corrente.data.types import Sampling
 from corrente.entrypoints.checks import check_loaded_prompts
-from corrente.entrypoints.inputs import NOTHING, Given
+from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.entrypoints.run_folder import run_folder_path
 from corrente.inflight.base import InflightPolicy
 from corrente.observe.base import Sink
@@ -32,13 +32,13 @@ RUNTIMES: Mapping[type, str] = {
     c.Procs: "corrente.runtime.procs:ProcsRuntime",
 }
 INFLIGHT: Mapping[type, str] = {
-    c.Swap: "corrente.inflight.policies:Swap",
-    c.Recompute: "corrente.inflight.policies:Recompute",
-    c.Resume: "corrente.inflight.policies:Resume",
-    c.Drain: "corrente.inflight.policies:Drain",
-    c.Barrier: "corrente.inflight.policies:Barrier",
-    c.Cancel: "corrente.inflight.policies:Cancel",
-    c.Snapshot: "corrente.inflight.policies:Snapshot",
+    c.Swap: "corrente.inflight.policies:SwapPolicy",
+    c.Recompute: "corrente.inflight.policies:RecomputePolicy",
+    c.Resume: "corrente.inflight.policies:ResumePolicy",
+    c.Drain: "corrente.inflight.policies:DrainPolicy",
+    c.Barrier: "corrente.inflight.policies:BarrierPolicy",
+    c.Cancel: "corrente.inflight.policies:CancelPolicy",
+    c.OldWeights: "corrente.inflight.policies:OldWeightsPolicy",
 }
 BUFFERS: Mapping[type, str] = {
     c.NoBuffer: "corrente.buffer.none:none",
@@ -103,7 +103,7 @@ async def open_parts(
     sinks: Sequence[Sink] = (),
     folder: Path | None = None,
     snapshot: Snapshot | None = None,
-    given: Given = NOTHING,
+    given: RunInputs = NO_INPUTS,
     learner: str = LEARNER,
 ) -> AsyncGenerator[Parts]:
     """Start the workers and yield everything the pipeline needs; on exit the workers are gone.
@@ -120,8 +120,7 @@ async def open_parts(
     eval_prompts = load_object(EVAL_PROMPTS)(config, encode, chat=chat, brought=given.eval_dataset)
     if given.train_dataset is not None or isinstance(config.prompts, c.Dataset):
         check_loaded_prompts(config, prompts.find(["0/0"])[0], given.reward_functions)
-    sink = Fanout(sinks)
-    runtime = _build_runtime(config, learner)
+    runtime, sink = _build_runtime(config, learner), Fanout(sinks)
     logs, own = run_folder_path(config) / "logs", load_object(OWN_TEACHER)()
     samplings = {"train": config.sampling, "eval": eval_sampling(config)}
     shown = load_object(SEES_ENVIRONMENTS)(config, given.reward_functions)

@@ -36,7 +36,7 @@ from corrente.config.prompts import ArithmeticSource, JsonlSource, ParquetSource
 from corrente.config.rewards import Teaching
 from corrente.data.types import Prompt
 from corrente.engine.vllm import checks as vllm_checks
-from corrente.entrypoints.inputs import NOTHING, Given
+from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.env import checks as env_checks
 from corrente.errors import ConfigError
 from corrente.models import cache as model_cache
@@ -57,7 +57,7 @@ MOST_THREADS = 1024
 __all__ = ["check_config", "check_loaded_prompts"]
 
 
-def check_config(config: RunConfig, given: Given = NOTHING) -> None:
+def check_config(config: RunConfig, given: RunInputs = NO_INPUTS) -> None:
     """Raise ConfigError for the first thing that cannot work; cheap checks first. ``given`` replaces what the config says."""
     for judge in (
         _run,
@@ -249,7 +249,7 @@ def _eval(config: RunConfig) -> None:
             )
 
 
-def _prompts(config: RunConfig, given: Given) -> None:
+def _prompts(config: RunConfig, given: RunInputs) -> None:
     """Prompts and rewards together: each function, and each judge, must find the columns it asks for."""
     if config.chat.template:
         chat_template.read_template(config.chat.template)

@@ -25,10 +25,10 @@ from corrente.controller.evaluator import Evaluation, Evaluator
 from corrente.controller.journal import Journal
 from corrente.controller.parts import Parts
 from corrente.controller.publisher import Publisher
-from corrente.controller.request_gate import Valve
+from corrente.controller.request_gate import RequestGate
 from corrente.controller.watchdog import watch
 from corrente.entrypoints.assemble import open_parts
-from corrente.entrypoints.inputs import NOTHING, Given
+from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.errors import ConfigError, root_cause
 from corrente.observe.base import Sink
 
@@ -70,7 +70,7 @@ def config_of_model(config: RunConfig, folder: Path) -> RunConfig:
 
 
 async def run_evaluation(
-    config: RunConfig, *, given: Given = NOTHING, sinks: Sequence[Sink] = (), step: int = 0, version: int = 0
+    config: RunConfig, *, given: RunInputs = NO_INPUTS, sinks: Sequence[Sink] = (), step: int = 0, version: int = 0
 ) -> Evaluation:
     """Play the held-out prompts of ``config`` with its weights, as ``eval`` says, and return what came of it.
 
@@ -91,7 +91,7 @@ async def run_evaluation(
 
 
 async def _evaluate(parts: Parts, *, step: int, version: int) -> Evaluation:
-    journal, valve = Journal(parts.sink), Valve(parts.engine.abort)
+    journal, valve = Journal(parts.sink), RequestGate(parts.engine.abort)
     publisher = Publisher(parts, valve=valve, journal=journal)
     evaluator = Evaluator(parts, valve=valve, journal=journal)
     evaluator.hurry()

@@ -14,7 +14,7 @@ import msgspec
 from corrente.env.base import Env
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class RunInputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Nothing given, nothing replaced. Objects stay in this process, so none of them has to be picklable."""
 
     reward_functions: Sequence[Callable[..., Any]] = ()
@@ -37,5 +37,5 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return {"tools": self.tools, "environment_factory": self.environment_factory, "env": self.env}
 
 
-NOTHING = Given()
+NO_INPUTS = RunInputs()
 """A run that its config says whole."""

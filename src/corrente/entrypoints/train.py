@@ -12,12 +12,12 @@ from corrente.common.child_process import STOPS
 from corrente.common.imports import load_object
 from corrente.config import RunConfig
 from corrente.controller import checkpoint_folder, pipeline
-from corrente.controller.parts import Outcome
+from corrente.controller.parts import RunResult
 from corrente.entrypoints.assemble import (
     CAUTIONS,
     open_parts,
 )
-from corrente.entrypoints.inputs import NOTHING, Given
+from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.entrypoints.run_folder import run_folder_path
 from corrente.errors import CheckpointError, Interrupted, root_cause
 from corrente.observe.base import Sink
@@ -29,10 +29,10 @@ async def run_training(
     *,
     sinks: Sequence[Sink] = (),
     resume: bool = False,
-    given: Given = NOTHING,
+    given: RunInputs = NO_INPUTS,
     signals: bool = True,
     stop: anyio.Event | None = None,
-) -> Outcome:
+) -> RunResult:
     """Run ``config`` to its end in its run folder. ``resume``: go on from the newest complete checkpoint there.
 
     ``given`` replaces what the config says. Once ``stop`` is set the run ends at the next version, with a checkpoint.
@@ -46,7 +46,7 @@ async def run_training(
         raise CheckpointError(f"nothing to resume: {checkpoints} holds no complete checkpoint; run it without --resume")
     snapshot = checkpoint_folder.read(newest) if newest else None
     stop, started = stop or anyio.Event(), anyio.Event()
-    outcome: Outcome | None = None
+    outcome: RunResult | None = None
     try:
         async with anyio.create_task_group() as tasks:
             if signals:

@@ -14,19 +14,19 @@ import msgspec
 from corrente.common.imports import import_callable
 from corrente.common.threads import DaemonThreads
 from corrente.config import Embedded, RunConfig
-from corrente.config.env import Environments, Rules, Tools
+from corrente.config.env import Environments, EnvRules, Tools
 from corrente.config.env import SingleTurn as Single
 from corrente.data.types import Sampling
 from corrente.env.base import Env
-from corrente.env.conversation import Conversation, Setting
-from corrente.env.pool import Pool, Tell
-from corrente.env.single import SingleTurn
-from corrente.env.stage import Stage
+from corrente.env.chat_renderer import ChatRenderer, Hf
+from corrente.env.conversation import Conversation, EnvSetup
+from corrente.env.instance import EnvInstance
+from corrente.env.pool import InstancePool, Tell
+from corrente.env.single import SingleTurnEnv
 from corrente.env.tools import Offload, run, schema, within
-from corrente.env.voice import Hf, Voice
 from corrente.errors import ConfigError
 from corrente.models.limits import context
-from corrente.prompts.base import Chat, Tool
+from corrente.prompts.base import ChatEncoder, Tool
 
 EnvironmentFactory = Callable[[], Any] | Mapping[str, Callable[[], Any]]
 
@@ -38,7 +38,7 @@ async def open_env(
     tools: Sequence[Callable[..., Any]] = (),
     environment_factory: EnvironmentFactory | None = None,
     env: Env | None = None,
-    chat: Chat,
+    chat: ChatEncoder,
     tokenizer: Hf,
     samplings: Mapping[str, Sampling],
     tell: Tell,
@@ -56,7 +56,7 @@ async def open_env(
         return
     rules = rules_of(config, tools=tools, environment_factory=environment_factory)
     if isinstance(rules, Single):
-        yield {name: SingleTurn(sampling) for name, sampling in samplings.items()}
+        yield {name: SingleTurnEnv(sampling) for name, sampling in samplings.items()}
         return
     opening = _Opening(rules, tell=tell, offload=offload or DaemonThreads(limit=rules.at_once))
     try:
@@ -89,7 +89,7 @@ def _common(section: Single | Tools) -> dict[str, Any]:
     return msgspec.structs.asdict(section) if isinstance(section, Tools) else {}
 
 
-def _mentions(chat: Chat, tools: Sequence[Tool]) -> bool:
+def _mentions(chat: ChatEncoder, tools: Sequence[Tool]) -> bool:
     """Whether a conversation reads otherwise where tools are offered."""
     asked = [{"role": "user", "content": "?"}]
     return chat.render(asked, tools=tools) != chat.render(asked, tools=())
@@ -98,32 +98,32 @@ def _mentions(chat: Chat, tools: Sequence[Tool]) -> bool:
 class _Opening:
     """Settings as they are made, and their pools, to be closed."""
 
-    def __init__(self, rules: Rules, *, tell: Tell, offload: Offload) -> None:
+    def __init__(self, rules: EnvRules, *, tell: Tell, offload: Offload) -> None:
         self._rules, self._tell, self._offload = rules, tell, offload
-        self._pools: list[Pool] = []
+        self._pools: list[InstancePool] = []
 
     async def settings(
         self,
-        chat: Chat,
+        chat: ChatEncoder,
         tokenizer: Hf,
         *,
         tools: Sequence[Callable[..., Any]],
         environment_factory: EnvironmentFactory | None,
-    ) -> dict[str, Setting]:
+    ) -> dict[str, EnvSetup]:
         """By the name of the environment; "" where there is one for all."""
         rules = self._rules
         named = [import_callable(name, key="env.functions") for name in rules.functions]
         functions = tuple(tools) or tuple(named)
-        out: dict[str, Setting] = {}
+        out: dict[str, EnvSetup] = {}
         for name, factory in self._factories(environment_factory).items():
             limit = rules.instances if isinstance(rules, Environments) else 0
-            pool = Pool(partial(self._make, factory, functions), limit=limit, tell=self._tell)
+            pool = InstancePool(partial(self._make, factory, functions), limit=limit, tell=self._tell)
             self._pools.append(pool)
             probe = await pool.take()
             pool.rest(probe)
             await pool.give_back(probe)
             schemas = tuple(schema(function) for function in probe.functions)
-            voice = Voice(chat, tokenizer, tools=schemas, calls=rules.calls)
+            voice = ChatRenderer(chat, tokenizer, tools=schemas, calls=rules.calls)
             voice.check(kept=rules.history == "kept")
             if schemas and not _mentions(chat, schemas):
                 names = ", ".join(function.__name__ for function in probe.functions)
@@ -132,7 +132,7 @@ class _Opening:
                     f"the chat template does not render tools, so the policy is not told of {names}, unless a message does that; "
                     "chat.template names another template",
                 )
-            out[name] = Setting(pool=pool, voice=voice)
+            out[name] = EnvSetup(pool=pool, voice=voice)
         return out
 
     def _factories(self, factory: Any) -> dict[str, Callable[[], Any] | None]:
@@ -142,7 +142,7 @@ class _Opening:
             factory = partial(import_callable(self._rules.factory, key="env.factory"), **self._rules.options)
         return dict(factory) if isinstance(factory, Mapping) else {"": factory}
 
-    async def _make(self, factory: Callable[[], Any] | None, functions: tuple[Callable[..., Any], ...]) -> Stage:
+    async def _make(self, factory: Callable[[], Any] | None, functions: tuple[Callable[..., Any], ...]) -> EnvInstance:
         deadline_s = self._rules.deadline_s
         made = None
         if factory is not None:
@@ -150,7 +150,7 @@ class _Opening:
             made = await within(deadline_s, call, f"env.factory: nothing made within env.deadline_s = {deadline_s:g} s")
             if made is None:
                 raise ConfigError("env.factory: it made None; it must make an environment")
-        return Stage(made, functions=functions, offload=self._offload, deadline_s=deadline_s)
+        return EnvInstance(made, functions=functions, offload=self._offload, deadline_s=deadline_s)
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):

@@ -25,7 +25,7 @@ LLAMA3 = (PYTHON_TAG, '"parameters": dictionary')
 """What chat templates say that teach Llama's format."""
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call: a name and arguments; or why it cannot be read."""
 
     name: str = ""
@@ -41,7 +41,7 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     """A turn taken apart: its calls, in order, and the text that is none."""
 
     content: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 class Parser(Protocol):
@@ -90,7 +90,7 @@ def native(parse_response: Callable[[str, str], Mapping[str, Any]]) -> Parser:
         try:
             message = parse_response(text, before)
         except ValueError as error:
-            return Parsed(content=text, calls=(Call(error=_one_line(error)),))
+            return Parsed(content=text, calls=(ToolCall(error=_one_line(error)),))
         calls = message.get("tool_calls") or ()
         return Parsed(content=str(message.get("content") or ""), calls=tuple(_read(call) for call in calls))
 
@@ -158,50 +158,50 @@ def _template(path: str) -> dict[str, Any]:
     return found
 
 
-def _found(groups: Mapping[str, str | None]) -> Call:
+def _found(groups: Mapping[str, str | None]) -> ToolCall:
     if groups.get("json") is not None:
         return _from_json(str(groups["json"]))
     return _read({"name": groups.get("name"), "arguments": (groups.get("arguments") or "").strip() or "{}"})
 
 
-def _from_json(text: str) -> Call:
+def _from_json(text: str) -> ToolCall:
     try:
         return _read(json.loads(text))
     except ValueError as error:
-        return Call(error=f"this is not JSON: {_one_line(error)}")
+        return ToolCall(error=f"this is not JSON: {_one_line(error)}")
 
 
-def _objects(text: str) -> Iterator[Call]:
+def _objects(text: str) -> Iterator[ToolCall]:
     """JSON objects one after another, ";" between them."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         try:
             value, end = decoder.raw_decode(text, at)
         except ValueError as error:
-            yield Call(error=f"this is not JSON: {_one_line(error)}")
+            yield ToolCall(error=f"this is not JSON: {_one_line(error)}")
             return
         yield _read(value)
         at = len(text) - len(text[end:].lstrip(" \n\t;,"))
 
 
-def _read(value: Any) -> Call:
+def _read(value: Any) -> ToolCall:
     """A call of any of the usual shapes: wrapped in "function" or not, arguments an object or its JSON."""
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = value["function"]
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str) or not value["name"]:
-        return Call(error='a call must be an object with "name" and "arguments"')
+        return ToolCall(error='a call must be an object with "name" and "arguments"')
     name = str(value["name"])
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
-            return Call(name=name, error=f"the arguments are not JSON: {_one_line(error)}")
+            return ToolCall(name=name, error=f"the arguments are not JSON: {_one_line(error)}")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping):
-        return Call(name=name, error="the arguments must be an object")
-    return Call(name=name, arguments={str(key): item for key, item in arguments.items()})
+        return ToolCall(name=name, error="the arguments must be an object")
+    return ToolCall(name=name, arguments={str(key): item for key, item in arguments.items()})
 
 
 def _one_line(error: Exception) -> str:

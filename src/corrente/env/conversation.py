@@ -22,14 +22,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from corrente.config.env import Rules
+from corrente.config.env import EnvRules
 from corrente.data.types import Completion, Prompt, Request, Sampling, StepScore, Tokens, Turn
 from corrente.env.base import Generate, Played
-from corrente.env.dialogue import Dialogue, Said
+from corrente.env.chat_renderer import ChatRenderer
+from corrente.env.dialogue import Dialogue, SampledTurn
 from corrente.env.environment import Observation
-from corrente.env.pool import Pool
-from corrente.env.stage import Stage
-from corrente.env.voice import Voice
+from corrente.env.instance import EnvInstance
+from corrente.env.pool import InstancePool
 from corrente.errors import GenerationError, RolloutError
 from corrente.prompts.base import Message
 
@@ -37,11 +37,11 @@ COLUMN = "environment"
 """Says which environment a prompt is played in, where there are several."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class EnvSetup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """An environment to play in: its instances, and the voice that knows its tools."""
 
-    pool: Pool
-    voice: Voice
+    pool: InstancePool
+    voice: ChatRenderer
 
 
 class Conversation:
@@ -51,10 +51,10 @@ class Conversation:
 
     def __init__(
         self,
-        settings: Mapping[str, Setting],
+        settings: Mapping[str, EnvSetup],
         *,
         sampling: Sampling,
-        rules: Rules,
+        rules: EnvRules,
         context: int,
         seed: int = 0,
         shown: bool = True,
@@ -99,10 +99,10 @@ class Conversation:
         return msgspec.structs.replace(self._sampling, max_tokens=tokens)
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> EnvRules:
         return self._rules
 
-    def _setting(self, prompt: Prompt) -> Setting:
+    def _setting(self, prompt: Prompt) -> EnvSetup:
         name = "" if "" in self._settings else str(prompt.fields.get(COLUMN, ""))
         if name not in self._settings:
             known = ", ".join(map(repr, self._settings))
@@ -116,8 +116,8 @@ class _Play:
     def __init__(
         self,
         env: Conversation,
-        voice: Voice,
-        stage: Stage,
+        voice: ChatRenderer,
+        stage: EnvInstance,
         prompt: Prompt,
         generate: Generate,
         *,
@@ -192,14 +192,14 @@ class _Play:
             raise GenerationError(f"request {request.id} was aborted after {len(completion.tokens)} tokens")
         return completion
 
-    async def _answer(self, agent: str, said: Said) -> Observation:
+    async def _answer(self, agent: str, said: SampledTurn) -> Observation:
         if said.calls:
             answers, counts = await self._stage.call(said.calls)
             self._counts.update(counts)
             return Observation(messages=tuple(answers), agent=agent)
         return await self._stage.step(said.message)
 
-    def _credit(self, agent: str, said: Said, observation: Observation) -> None:
+    def _credit(self, agent: str, said: SampledTurn, observation: Observation) -> None:
         self._messages += [dict(message) for message in observation.messages]
         self._note(observation)
         if observation.reward is not None:

@@ -19,20 +19,20 @@ import msgspec
 import numpy as np
 
 from corrente.data.types import Completion, Tokens, Turn
-from corrente.env.calls import Call
-from corrente.env.voice import Voice
+from corrente.env.calls import ToolCall
+from corrente.env.chat_renderer import ChatRenderer
 from corrente.errors import RolloutError
 from corrente.prompts.base import Message
 
 History = Literal["rendered", "kept"]
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class SampledTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A sampled turn: its index among the turns, as a chat message, and the calls in it, those that cannot be read included."""
 
     turn: int
     message: dict[str, Any]
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
 
 
 class Dialogue:
@@ -44,7 +44,7 @@ class Dialogue:
 
     def __init__(
         self,
-        voice: Voice,
+        voice: ChatRenderer,
         turns: list[Turn],
         opening: Sequence[Message],
         *,
@@ -80,7 +80,7 @@ class Dialogue:
         """Tokens of the context beyond the first one."""
         return len(self.context) - len(self.opening)
 
-    def say(self, completion: Completion) -> Said:
+    def say(self, completion: Completion) -> SampledTurn:
         """Record a sampled turn."""
         content = self._voice.said(completion)
         parsed = self._voice.parsed(content, before=self._text)
@@ -98,7 +98,7 @@ class Dialogue:
         self.spent += len(completion.tokens)
         text = self._voice.text(completion.tokens)
         self._text, self._ended = self._text + text, text != content
-        return Said(turn=self._leaf, message=message, calls=parsed.calls)
+        return SampledTurn(turn=self._leaf, message=message, calls=parsed.calls)
 
     def hear(self, messages: Sequence[Message]) -> None:
         """What the others say now; afterwards the context ends where the next turn begins."""

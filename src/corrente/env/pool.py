@@ -13,23 +13,23 @@ from contextlib import suppress
 
 import anyio
 
-from corrente.env.stage import Stage
+from corrente.env.instance import EnvInstance
 
-Make = Callable[[], Awaitable[Stage]]
+Make = Callable[[], Awaitable[EnvInstance]]
 Tell = Callable[[str, str], None]
 """Level and message of an event."""
 
 
-class Pool:
+class InstancePool:
     """``limit``: instances in play; 0: any number. ``tell`` hears of what goes wrong while one is closed."""
 
     def __init__(self, make: Make, *, limit: int = 0, tell: Tell = lambda level, message: None) -> None:
         self._make, self._limit, self._tell = make, limit, tell
-        self._idle: list[Stage] = []
+        self._idle: list[EnvInstance] = []
         self._places: anyio.CapacityLimiter | None = None
         self.made = self.closed = 0
 
-    async def take(self) -> Stage:
+    async def take(self) -> EnvInstance:
         """An instance that nobody uses; waits for one where there may not be more."""
         place = object()
         await self._enter(place)
@@ -41,18 +41,18 @@ class Pool:
         stage.place = place
         return stage
 
-    def rest(self, stage: Stage) -> None:
+    def rest(self, stage: EnvInstance) -> None:
         """The episode is played; rewards may still look at the instance."""
         self._leave(stage.place)
 
-    async def give_back(self, stage: Stage) -> None:
+    async def give_back(self, stage: EnvInstance) -> None:
         """Nobody needs it any more: it may be used again."""
         if self._limit and len(self._idle) >= self._limit:
             await self._close(stage)
         else:
             self._idle.append(stage)
 
-    async def discard(self, stage: Stage) -> None:
+    async def discard(self, stage: EnvInstance) -> None:
         """Its episode failed, or was given up. It keeps its place until it is closed."""
         await self._close(stage)
         self._leave(stage.place)
@@ -65,12 +65,12 @@ class Pool:
                 for stage in idle:
                     tasks.start_soon(self._close, stage)
 
-    async def _new(self) -> Stage:
+    async def _new(self) -> EnvInstance:
         stage = await self._make()
         self.made += 1
         return stage
 
-    async def _close(self, stage: Stage) -> None:
+    async def _close(self, stage: EnvInstance) -> None:
         """Within its deadline, also while the caller is cancelled."""
         with anyio.CancelScope(shield=True):
             try:

@@ -7,7 +7,7 @@ from corrente.env.base import Generate, Played
 from corrente.errors import GenerationError
 
 
-class SingleTurn:
+class SingleTurnEnv:
     """Implements Env: the prompt is a given turn, the completion a sampled one. One that was aborted, by whoever is not this run,
     is no sample of the policy: how long it is depends on when. It fails the episode."""
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import anyio
 
-from corrente.common.threads import contained
-from corrente.env.calls import Call
+from corrente.common.threads import guard_user_code
+from corrente.env.calls import ToolCall
 from corrente.errors import ConfigError, RolloutError, root_cause
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -44,14 +44,14 @@ class Toolbox:
         return tuple(self._functions.values())
 
     async def call(
-        self, calls: Sequence[Call], *, others: Sequence[str] = ()
+        self, calls: Sequence[ToolCall], *, others: Sequence[str] = ()
     ) -> tuple[list[dict[str, Any]], Counter[str]]:
         """Call all at once. A message per call, in their order, and counts: calls, failures, and failures by kind. ``others``:
         names of tools there are besides."""
         answers: list[dict[str, Any]] = [{} for _ in calls]
         counts: Counter[str] = Counter(calls=len(calls))
 
-        async def one(at: int, call: Call) -> None:
+        async def one(at: int, call: ToolCall) -> None:
             content, fault = await self._answer(call, others)
             answers[at] = {"role": "tool", "name": call.name or "unknown", "content": content}
             if fault:
@@ -63,7 +63,7 @@ class Toolbox:
                 tasks.start_soon(one, at, call)
         return answers, counts
 
-    async def _answer(self, call: Call, others: Sequence[str]) -> tuple[str, str]:
+    async def _answer(self, call: ToolCall, others: Sequence[str]) -> tuple[str, str]:
         """What the policy is told, and what kind of fault it tells of."""
         if call.error:
             return _error(f"the call cannot be read: {call.error}"), "malformed"
@@ -82,7 +82,7 @@ class Toolbox:
 
 async def run(function: Function, arguments: dict[str, Any], *, offload: Offload) -> Any:
     """Call a function of either kind, a plain one through ``offload``. RolloutError where it exits, or is cancelled by others."""
-    with contained():
+    with guard_user_code():
         if is_async(function):
             return await function(**arguments)
         answer = await offload(lambda: function(**arguments))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corrente.inflight.base import FlipNow, Traffic, Whole
 
 
-class Swap:
+class SwapPolicy:
     """At once; live sequences go on with the cache they have."""
 
     one_version: Whole | None = None
@@ -14,7 +14,7 @@ class Swap:
         await flip("swap")
 
 
-class Recompute:
+class RecomputePolicy:
     """At once; the engine rebuilds the caches of live sequences under the new weights."""
 
     one_version: Whole | None = None
@@ -23,7 +23,7 @@ class Recompute:
         await flip("recompute")
 
 
-class Resume:
+class ResumePolicy:
     """Live requests are ended, weights change, and they are sent again with what they had written: the engine needs no way to
     change weights under a live sequence, and an ordinary prefill rebuilds the cache."""
 
@@ -34,7 +34,7 @@ class Resume:
             await flip("swap")
 
 
-class Drain:
+class DrainPolicy:
     """Once live requests have finished. No sequence mixes versions; the engine idles through the tail of the longest."""
 
     one_version: Whole | None = "request"
@@ -44,7 +44,7 @@ class Drain:
             await flip("swap")
 
 
-class Barrier:
+class BarrierPolicy:
     """Once every group that started has finished. No group mixes versions."""
 
     one_version: Whole | None = "group"
@@ -54,7 +54,7 @@ class Barrier:
             await flip("swap")
 
 
-class Cancel:
+class CancelPolicy:
     """At once; then groups that have seen more than ``max_age`` versions land since their admission are given up as wholes.
 
     Only once the flip has succeeded: one that fails costs nobody anything.
@@ -70,7 +70,7 @@ class Cancel:
         traffic.give_up(before_version=version - self._max_age)
 
 
-class Snapshot:
+class OldWeightsPolicy:
     """At once; live sequences finish under the weights they began with, which the engine keeps for as long."""
 
     one_version: Whole | None = "request"

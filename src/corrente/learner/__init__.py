@@ -1,6 +1,6 @@
 """The training worker. Everything here but base, packing, schedule and metrics needs torch.
 
-core        LearnerCore: one optimizer step per batch, weights, save and load
+core        TorchLearner: one optimizer step per batch, weights, save and load
 packing     rows to micro-batches in which every distinct prefix is forwarded once
 model       an unmodified Hugging Face model as a function from a micro-batch to log-probs
 head        the output layer, only where a trained token needs it

@@ -52,13 +52,13 @@ from corrente.learner.schedule import learning_rate
 OBJECTIVE = "corrente.algo.losses:PolicyObjective"
 BACKENDS = {"single": "corrente.backends.single:SingleDevice"}
 ADAPTERS = {
-    "full": "corrente.adapters.full:Full",
-    "lora": "corrente.adapters.lora:Lora",
-    "lora_merged": "corrente.adapters.merged:LoraMerged",
+    "full": "corrente.adapters.full:FullAdapters",
+    "lora": "corrente.adapters.lora:LoraAdapters",
+    "lora_merged": "corrente.adapters.merged:MergedAdapters",
 }
 
 
-class LearnerCore:
+class TorchLearner:
     """Owns the policy in training, its optimizer and, with ``algo.beta`` > 0, the frozen policy the KL is measured to.
 
     ``config.model.path`` must be a directory. Raises ConfigError when it holds no causal LM, or none the adapters fit.

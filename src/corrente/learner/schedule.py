@@ -7,7 +7,7 @@ import math
 from corrente import config
 
 
-def learning_rate(learner: config.Learner, *, step: int, steps: int) -> float:
+def learning_rate(learner: config.LearnerConfig, *, step: int, steps: int) -> float:
     """Rate of optimizer step ``step`` (from 0) of ``steps``.
 
     The first of w warm-up steps already moves: rates are lr/w, 2lr/w, ..., lr. Decay runs over the steps that follow; past

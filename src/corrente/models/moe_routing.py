@@ -38,7 +38,7 @@ class Routers:
         self.choices, self.experts = _shape(found[0])
         self._logits: dict[int, Tensor] | None = None
         for layer, router in enumerate(found):
-            _Ear(self, layer).attach(router)
+            TopkHook(self, layer).attach(router)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -93,7 +93,7 @@ class Routers:
         return torch.return_types.topk((best, indices))
 
 
-class _Ear(TorchFunctionMode):
+class TopkHook(TorchFunctionMode):
     """Overhears one router while it runs."""
 
     def __init__(self, owner: Any, layer: int) -> None:
@@ -184,7 +184,7 @@ def _unfit(router: nn.Module) -> str:
     }
     trial = _Trial()
     try:
-        with torch.no_grad(), _Ear(trial, 0):
+        with torch.no_grad(), TopkHook(trial, 0):
             hidden = torch.randn((3, weight.shape[1]), generator=generator)
             out = torch.func.functional_call(router, state, (hidden,))
     except (TypeError, RuntimeError, ValueError, IndexError) as error:

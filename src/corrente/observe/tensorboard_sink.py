@@ -13,7 +13,7 @@ from tensorboard.plugins.text import plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from corrente.observe.names import named
-from corrente.observe.trackers import Place, Samples
+from corrente.observe.trackers import Samples, TrackerPlace
 
 FOLDER = "tensorboard"
 # Their classes are made when the modules are imported, so that no type checker sees them.
@@ -27,7 +27,7 @@ texts: Any = plugin_data_pb2
 class TensorboardSink:
     """Implements Sink. What a run that is resumed had written past its checkpoint is marked as void, as TensorBoard does it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         self._writer: Any = EventFileWriter(str(place.folder / FOLDER))
         self._samples = Samples()
         if place.done:

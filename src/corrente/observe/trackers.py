@@ -20,11 +20,11 @@ import msgspec
 
 from corrente.config import RunConfig
 from corrente.errors import ConfigError
+from corrente.observe.background import Beside
 from corrente.observe.base import Sink
-from corrente.observe.beside import Beside
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class TrackerPlace(msgspec.Struct, frozen=True, kw_only=True):
     """What a tracker is told of a run. ``done``: steps taken before a resume. ``key`` is the same for every part of the run."""
 
     folder: Path
@@ -58,7 +58,7 @@ def check(config: RunConfig) -> None:
 
 def open_trackers(config: RunConfig, folder: Path, *, done: int = 0) -> list[Beside]:
     """A sink for each of observe.trackers. ``folder``: of the run; ``done``: steps taken before a resume."""
-    place = Place(
+    place = TrackerPlace(
         folder=folder,
         project=config.observe.project,
         name=config.observe.run_name or folder.name,
@@ -68,7 +68,7 @@ def open_trackers(config: RunConfig, folder: Path, *, done: int = 0) -> list[Bes
     return [Beside(_maker(name, place), name=name) for name in config.observe.trackers]
 
 
-def _maker(name: str, place: Place) -> Callable[[], Sink]:
+def _maker(name: str, place: TrackerPlace) -> Callable[[], Sink]:
     module, _, attribute = MAKERS[name].partition(":")
     return lambda: getattr(importlib.import_module(module), attribute)(place)
 

@@ -12,13 +12,13 @@ from typing import Any
 import trackio  # pyright: ignore[reportMissingImports]
 
 from corrente.observe.names import named
-from corrente.observe.trackers import Place, Samples
+from corrente.observe.trackers import Samples, TrackerPlace
 
 
 class TrackioSink:
     """Implements Sink. A run that is resumed goes on in the same run there. What trackio prints is left out."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         self._samples = Samples()
         made: Any = trackio
         with contextlib.redirect_stdout(io.StringIO()):

@@ -15,7 +15,7 @@ from typing import Any
 import wandb  # pyright: ignore[reportMissingImports]
 
 from corrente.observe.names import named
-from corrente.observe.trackers import Place, Samples
+from corrente.observe.trackers import Samples, TrackerPlace
 
 STEP = "train/global_step"
 START_S = 25.0
@@ -25,7 +25,7 @@ START_S = 25.0
 class WandbSink:
     """Implements Sink. A run that is resumed goes on in the same run there."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         known: Any = wandb
         known.setup(settings=known.Settings(silent=True))
         offline = not os.environ.get("WANDB_MODE") and not known.login(prompt=False, verify=False)

@@ -35,7 +35,7 @@ class Prompts(Protocol):
     def describe(self) -> str: ...
 
 
-class Chat(Protocol):
+class ChatEncoder(Protocol):
     """Contract: a conversation as the model was trained to read it.
 
     - ``render`` gives the text. With ``generation``, it ends where the next answer begins. ``tools`` None: those it was made

@@ -14,8 +14,8 @@ from corrente.data.types import Prompt
 from corrente.errors import ConfigError
 from corrente.prompts import dataset
 from corrente.prompts.arithmetic import ArithmeticPrompts, held_out_prompts
-from corrente.prompts.base import Chat, Encode, Prompts
-from corrente.prompts.dataset import Stream
+from corrente.prompts.base import ChatEncoder, Encode, Prompts
+from corrente.prompts.dataset import RowStream
 from corrente.prompts.jsonl import RowFile
 from corrente.prompts.mixture import MixturePrompts, Part, labelled
 from corrente.prompts.reasoning_gym import ReasoningGymPrompts, held_out_tasks
@@ -37,7 +37,7 @@ DRAWN: Mapping[type, tuple[Any, Any]] = {
 class Builder:
     """Makes prompts for ``config``. ``chat`` renders those that are conversations."""
 
-    def __init__(self, config: RunConfig, encode: Encode, *, chat: Chat | None = None) -> None:
+    def __init__(self, config: RunConfig, encode: Encode, *, chat: ChatEncoder | None = None) -> None:
         self._config, self._encode, self._chat = config, encode, chat
 
     def source(self, section: Drawn | Rows, brought: Any) -> Prompts:
@@ -46,7 +46,7 @@ class Builder:
         if isinstance(section, Drawn):
             return _drawn(section)[0](section, self._encode, seed=seed)
         rows, reader = _rows(section, brought), self._reader(section, _shown(section))
-        if not isinstance(rows, Stream):
+        if not isinstance(rows, RowStream):
             return TablePrompts(rows, reader, epochs=section.epochs, shuffle=section.shuffle, seed=seed)
         assert isinstance(section, Dataset | GivenRows)
         window = section.shuffle_window if section.shuffle else 1
@@ -68,7 +68,7 @@ class Builder:
         return Reader(self._encode, column=section.column, name=name, chat=self._chat)
 
 
-def build(config: RunConfig, encode: Encode, *, chat: Chat | None = None, brought: Any = None) -> Prompts:
+def build(config: RunConfig, encode: Encode, *, chat: ChatEncoder | None = None, brought: Any = None) -> Prompts:
     """The training prompts. ``brought``: a dataset in place of what ``config.prompts`` names, whose order and epochs it gets."""
     builder, section = Builder(config, encode, chat=chat), _section(config, brought)
     if not isinstance(section, Mixture):
@@ -86,7 +86,7 @@ def build(config: RunConfig, encode: Encode, *, chat: Chat | None = None, brough
 
 
 def build_eval(
-    config: RunConfig, encode: Encode, *, chat: Chat | None = None, brought: Any = None
+    config: RunConfig, encode: Encode, *, chat: ChatEncoder | None = None, brought: Any = None
 ) -> tuple[Prompt, ...]:
     """The held-out prompts, at most ``eval.prompts``; none when evaluation is off or the dataset has none. Of eval.sources, of a
     mixture, and of several datasets ``brought`` under names, each has an equal share."""
@@ -137,7 +137,7 @@ def _section(config: RunConfig, brought: Any) -> Any:
     return GivenRows()
 
 
-def _rows(section: Rows, brought: Any) -> Table | Stream:
+def _rows(section: Rows, brought: Any) -> Table | RowStream:
     match section:
         case Jsonl():
             return RowFile(Path(section.path), key="prompts.path", column=section.column)
@@ -149,12 +149,12 @@ def _rows(section: Rows, brought: Any) -> Table | Stream:
             if brought is None:
                 raise ConfigError(
                     'prompts.kind = "given": no dataset was given; a config file alone cannot bring one '
-                    "(Given.train_dataset, in Python)"
+                    "(RunInputs.train_dataset, in Python)"
                 )
             return dataset.given(brought, name="train_dataset")
 
 
-def _held_out_rows(section: Rows, brought: Any) -> Table | Stream | None:
+def _held_out_rows(section: Rows, brought: Any) -> Table | RowStream | None:
     match section:
         case GivenRows():
             return None if brought is None else dataset.given(brought, name="eval_dataset")

@@ -39,7 +39,7 @@ class Items:
         return dict(found)
 
 
-class Stream:
+class RowStream:
     """Rows that can only be read from their beginning; ``begin`` does so, for an epoch by its number."""
 
     def __init__(self, begin: Callable[[int], Iterable[Row]]) -> None:
@@ -80,7 +80,7 @@ def parquet_columns(path: str, *, key: str) -> frozenset[str]:
         raise ConfigError(f"{key} = {path!r} cannot be read: {error}") from None
 
 
-def hub(config: Dataset, split: str) -> Table | Stream:
+def hub(config: Dataset, split: str) -> Table | RowStream:
     """A split of a dataset on the hub or on disk. ConfigError, with what is wrong, for one that cannot be loaded."""
     try:
         import datasets
@@ -100,7 +100,7 @@ def hub(config: Dataset, split: str) -> Table | Stream:
     return given(found, name=config.path)
 
 
-def given(dataset: Any, *, name: str) -> Table | Stream:
+def given(dataset: Any, *, name: str) -> Table | RowStream:
     """An object as a table or a stream. ConfigError, with the reason, for one that is neither."""
     if isinstance(dataset, Mapping):
         splits = ", ".join(map(str, dataset)) or "none"
@@ -114,9 +114,9 @@ def given(dataset: Any, *, name: str) -> Table | Stream:
             f"{name} is an iterator, which can be read once, and neither repeated nor resumed; give the function that makes it"
         )
     if isinstance(dataset, Iterable):
-        return Stream(lambda epoch: _of_epoch(dataset, epoch))
+        return RowStream(lambda epoch: _of_epoch(dataset, epoch))
     if callable(dataset):
-        return Stream(lambda epoch: _called(dataset, name))
+        return RowStream(lambda epoch: _called(dataset, name))
     raise ConfigError(
         f"{name} is of type {type(dataset).__name__}; it must be a dataset, a list or an iterable of dicts, or a function "
         "that returns one"

@@ -16,7 +16,7 @@ import numpy as np
 
 from corrente.data.types import Prompt
 from corrente.errors import ConfigError, RolloutError
-from corrente.prompts.base import Chat, Encode
+from corrente.prompts.base import ChatEncoder, Encode
 from corrente.prompts.chat import conversation
 
 Row = Mapping[str, Any]
@@ -51,7 +51,7 @@ def said(row: object, number: object, *, column: str, name: str) -> str | tuple[
 class Reader:
     """Makes prompts of rows. ``name`` is what messages call the source; ``chat`` renders conversations."""
 
-    def __init__(self, encode: Encode, *, column: str, name: str, chat: Chat | None = None) -> None:
+    def __init__(self, encode: Encode, *, column: str, name: str, chat: ChatEncoder | None = None) -> None:
         self._encode, self._chat, self._column, self.name = encode, chat, column, name
 
     def make(self, prompt_id: str, row: Row) -> Prompt:

@@ -26,8 +26,8 @@ from corrente.common.child_process import STOPS
 from corrente.errors import WorkerDied
 from corrente.runtime import wire
 from corrente.runtime.line import Line
-from corrente.runtime.placement import Place, environment
-from corrente.runtime.worker import Birth
+from corrente.runtime.placement import WorkerPlace, environment
+from corrente.runtime.worker import WorkerArgs
 
 LAST_WORDS = 3
 LINGER_S = 0.5
@@ -54,14 +54,14 @@ class Child:
 
     @classmethod
     def spawn(
-        cls, name: str, *, role: str, place: Place, inherit: Sequence[int] = (), log: Path | None = None
+        cls, name: str, *, role: str, place: WorkerPlace, inherit: Sequence[int] = (), log: Path | None = None
     ) -> Child:
         """Start a worker that inherits the descriptors ``inherit``; it waits for a Start. ``log`` gets what it writes to
         its standard output and error. Blocks for the milliseconds that takes: the worker dies with the *thread* that
         started it, so that thread must be the one that runs the event loop."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        birth = Birth(
+        birth = WorkerArgs(
             name=name, role=role, socket=theirs.fileno(), parent=os.getpid(), nice=place.nice, cpus=place.cpus
         )
         path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -105,7 +105,7 @@ class Child:
             with anyio.move_on_after(LINGER_S):
                 await heard.wait()
             group.cancel_scope.cancel()
-        self._line.bury(f"{self.label} {_ending(self._process.returncode)}; {self._testament()}")
+        self._line.mark_dead(f"{self.label} {_ending(self._process.returncode)}; {self._testament()}")
         raise WorkerDied(self._line.death)
 
     async def stop(self, within_s: float) -> None:
@@ -113,7 +113,7 @@ class Child:
 
         To be called, and not cancelled, when ``watch`` runs no more.
         """
-        self._line.bury(self._line.death or f"{self.label} was stopped")
+        self._line.mark_dead(self._line.death or f"{self.label} was stopped")
         self._line.hang_up()
         with anyio.move_on_after(within_s) as patience:
             await _ended(self._process)

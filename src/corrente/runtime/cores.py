@@ -71,7 +71,7 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
     section, model = config.engine, config.model
     if not isinstance(section, Embedded):
         raise ConfigError(f'engine.kind = "{section.__struct_config__.tag}": no worker of corrente serves it')
-    return load_object("corrente.engine.embedded.core:EngineCore")(
+    return load_object("corrente.engine.embedded.core:EmbeddedCore")(
         model=Path(model.path),
         dtype=model.dtype,
         device=devices.engine(model.device, index),
@@ -85,7 +85,7 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
 
 def learner(config: RunConfig) -> LearnerCore:
     """The learner a config asks for, with the model's weights loaded."""
-    return load_object("corrente.learner.core:LearnerCore")(config, device=devices.learner(config.model.device))
+    return load_object("corrente.learner.core:TorchLearner")(config, device=devices.learner(config.model.device))
 
 
 def attach(layout: Layout, *, fd: int | None = None, path: str = "", device: str = "cpu") -> tuple[torch.Tensor, ...]:

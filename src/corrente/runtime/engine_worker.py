@@ -56,7 +56,7 @@ class EngineRole:
             finished = [_answer(int(name), outcome) for name, outcome in waited]
         return finished + self._reserved()
 
-    def handle(self, call: wire.Call) -> wire.Answer | None:
+    def handle(self, call: wire.Rpc) -> wire.Answer | None:
         match call.body:
             case wire.Start(factory=factory, config=config, index=index):
                 self._core = load_object(factory)(config, index)
@@ -80,7 +80,7 @@ class EngineRole:
                 return wire.reply(call.id, self.core.stats())
             case wire.Reserve() | wire.Receive() | wire.Apply():
                 return self._weights(call.id, call.body)
-            case wire.Cancel(call=number):
+            case wire.CancelRpc(call=number):
                 return self._cancel(number)
             case _:
                 raise PipelineError(f"an engine does not answer {type(call.body).__name__}")

@@ -55,7 +55,7 @@ class ProcLearner:
         self._child = child
 
     async def step(self, batch: Batch) -> Metrics:
-        return await self._child.call(wire.Step(batch=batch), dict[str, float])
+        return await self._child.call(wire.StepRpc(batch=batch), dict[str, float])
 
     async def save(self, path: Path) -> None:
         await self._child.call(wire.Save(path=str(path.absolute())), None)

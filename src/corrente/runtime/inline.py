@@ -116,7 +116,7 @@ class InlineRuntime:
                 async with anyio.create_task_group() as group:
                     group.start_soon(engine.run)
                     if teacher is not None:
-                        sync = load_object("corrente.sync.following:Followed")(sync, teacher, tell=tell)
+                        sync = load_object("corrente.sync.lagged:LaggedSync")(sync, teacher, tell=tell)
                         group.start_soon(sync.run)
                     yield Workers(engine=engine, learner=InlineLearner(learner), sync=sync, teacher=teacher)
                     group.cancel_scope.cancel()

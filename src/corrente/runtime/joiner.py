@@ -20,7 +20,7 @@ from corrente.errors import ConfigError, PipelineError
 from corrente.runtime import greeting, wire
 from corrente.runtime.engine_worker import EngineRole
 from corrente.runtime.greeting import Hello, Refused, Welcome
-from corrente.runtime.placement import BASE_NICE, Place, available_cpus, environment
+from corrente.runtime.placement import BASE_NICE, WorkerPlace, available_cpus, environment
 from corrente.runtime.serving import Link, Send, serve
 
 GREETING_S = 30.0
@@ -34,12 +34,12 @@ class GuestRole(EngineRole):
         super().__init__(send)
         self._model = model
 
-    def handle(self, call: wire.Call) -> wire.Answer | None:
+    def handle(self, call: wire.Rpc) -> wire.Answer | None:
         match call.body:
             case wire.Start(config=config) if self._model is not None:
                 section = msgspec.structs.replace(config.model, path=str(self._model))
                 moved = msgspec.structs.replace(call.body, config=msgspec.structs.replace(config, model=section))
-                return super().handle(wire.Call(call.id, moved))
+                return super().handle(wire.Rpc(call.id, moved))
             case wire.Leave():
                 return wire.reply(0, None)
             case wire.Dismiss(why=why):
@@ -53,7 +53,7 @@ class GuestRole(EngineRole):
 def join(folder: Path, *, model: Path | None = None, threads: int = 0) -> NoReturn:
     """Serve the run in ``folder`` until it ends, or until told to leave. ConfigError and PipelineError when it lets nobody in,
     or not this engine; exits with code 2 when it turns out to be another model."""
-    place = Place(cpus=available_cpus(), threads=threads or len(available_cpus()), nice=BASE_NICE)
+    place = WorkerPlace(cpus=available_cpus(), threads=threads or len(available_cpus()), nice=BASE_NICE)
     os.environ.update(environment(place, os.environ))
     connection = _connect(folder)
     try:

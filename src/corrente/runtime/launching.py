@@ -14,14 +14,14 @@ from typing import Any
 import anyio
 
 from corrente.config import Procs, RunConfig
-from corrente.engine.launcher import Replica, Weights
+from corrente.engine.launcher import Replica, SharedWeights
 from corrente.errors import ConfigError, PipelineError, WorkerDied
 from corrente.runtime import wire
 from corrente.runtime.child import Child
 from corrente.runtime.failures import as_one
 from corrente.runtime.handles import ProcEngine
 from corrente.runtime.line import Caller
-from corrente.runtime.placement import Place, available_cpus, places, share
+from corrente.runtime.placement import WorkerPlace, available_cpus, places, share
 from corrente.sync.layout import Layout
 
 ROLE = "corrente.runtime.engine_worker:EngineRole"
@@ -58,7 +58,7 @@ class RunWeights:
             self._memory.close()
 
 
-class Deathbed:
+class ExitWatcher:
     """Waits for the end of a worker, and remembers how it was."""
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class EmbeddedLauncher:
         self,
         config: RunConfig,
         *,
-        weights: Weights,
+        weights: SharedWeights,
         logs: Path | None = None,
         factory: str = "corrente.runtime.cores:engine",
-        place: Place | None = None,
+        place: WorkerPlace | None = None,
     ) -> None:
         section = config.runtime if isinstance(config.runtime, Procs) else Procs()
         self._config, self._weights, self._logs, self._factory = config, weights, logs, factory
@@ -111,7 +111,7 @@ class EmbeddedLauncher:
             inherit=() if self._weights.fd is None else (self._weights.fd,),
             log=self._logs / f"{name}.log" if self._logs is not None else None,
         )
-        deathbed = Deathbed()
+        deathbed = ExitWatcher()
         try:
             with as_one():
                 async with anyio.create_task_group() as tasks:
@@ -128,7 +128,7 @@ class EmbeddedLauncher:
 
 
 async def prepare(
-    child: Caller, factory: str, config: RunConfig, weights: Weights, *, fd: int | None, index: int
+    child: Caller, factory: str, config: RunConfig, weights: SharedWeights, *, fd: int | None, index: int
 ) -> Layout:
     """Have a worker build its engine and make ready its weight buffers: those behind ``fd``, else where ``weights`` says.
     ``index``: its turn among the GPUs."""

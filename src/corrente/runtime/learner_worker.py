@@ -37,7 +37,7 @@ class LearnerRole:
     def work(self) -> list[wire.Answer]:
         return []
 
-    def handle(self, call: wire.Call) -> wire.Answer | None:
+    def handle(self, call: wire.Rpc) -> wire.Answer | None:
         match call.body:
             case wire.Start(factory=factory, config=config):
                 self._core, self._config = load_object(factory)(config), config
@@ -45,7 +45,7 @@ class LearnerRole:
             case wire.Attach():
                 self._attach(call.body)
                 return wire.reply(call.id, None)
-            case wire.Step(batch=batch):
+            case wire.StepRpc(batch=batch):
                 values = self.core.step(batch, pulse=lambda: self._send(wire.Going(id=call.id)))
                 return wire.reply(call.id, {name: float(value) for name, value in values.items()})
             case wire.Export(order=order):
@@ -56,7 +56,7 @@ class LearnerRole:
                 return wire.reply(call.id, self.core.save(Path(path)))
             case wire.Load(path=path):
                 return wire.reply(call.id, self.core.load(Path(path)))
-            case wire.Cancel():
+            case wire.CancelRpc():
                 return None
             case _:
                 raise PipelineError(f"a learner does not answer {type(call.body).__name__}")

@@ -1,7 +1,7 @@
 """Calls over a socket to a worker, wherever it came from: numbered, many open at once, answered in any order.
 
 Frames are handed to the kernel in one piece or queued, so that a cancelled call never leaves half a frame behind; the queue holds
-at most what the open calls put there. Who owns the worker says when it is dead (``bury``); from then on no call is answered.
+at most what the open calls put there. Who owns the worker says when it is dead (``mark_dead``); from then on no call is answered.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Line:
             raise WorkerDied(self.death)
         number, pending = next(self._numbers), _Pending()
         self._pending[number] = pending
-        self._send(wire.Call(number, body))
+        self._send(wire.Rpc(number, body))
         try:
             await pending.event.wait()
         except anyio.get_cancelled_exc_class():
-            self._send(wire.Call(0, wire.Cancel(call=number)))
+            self._send(wire.Rpc(0, wire.CancelRpc(call=number)))
             raise
         finally:
             self._pending.pop(number, None)
@@ -91,9 +91,9 @@ class Line:
 
     def post(self, body: wire.Body) -> None:
         """Say something that has no answer."""
-        self._send(wire.Call(0, body))
+        self._send(wire.Rpc(0, body))
 
-    def bury(self, death: str) -> None:
+    def mark_dead(self, death: str) -> None:
         """It is gone: from now on no call is answered."""
         self.death = death
         for pending in self._pending.values():
@@ -103,7 +103,7 @@ class Line:
         """Close the socket, which is how a worker is asked to end."""
         self._link.close()
 
-    def _send(self, call: wire.Call) -> None:
+    def _send(self, call: wire.Rpc) -> None:
         self._outbox.append(memoryview(wire.frame(call)))
         if len(self._outbox) == 1:
             self._flush()

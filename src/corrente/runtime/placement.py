@@ -25,7 +25,7 @@ of them again. The C library's own threshold is of the order of the whole cache.
 _PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where one worker runs: the cores it may use, its thread count, and how far it steps back for others."""
 
     cpus: tuple[int, ...]
@@ -34,8 +34,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    engine: Place
-    learner: Place
+    engine: WorkerPlace
+    learner: WorkerPlace
 
 
 def available_cpus() -> tuple[int, ...]:
@@ -52,19 +52,19 @@ def places(placement: Literal["shared", "pinned", "priority"], cpus: Sequence[in
     ours, theirs = (every[:half], every[half:]) if placement == "pinned" and len(every) > 1 else (every, every)
     yielding = YIELDING_NICE if placement == "priority" else BASE_NICE
     return Places(
-        engine=Place(cpus=ours, threads=len(ours), nice=BASE_NICE),
-        learner=Place(cpus=theirs, threads=len(theirs), nice=yielding),
+        engine=WorkerPlace(cpus=ours, threads=len(ours), nice=BASE_NICE),
+        learner=WorkerPlace(cpus=theirs, threads=len(theirs), nice=yielding),
     )
 
 
-def share(place: Place, *, among: int, index: int) -> Place:
+def share(place: WorkerPlace, *, among: int, index: int) -> WorkerPlace:
     """The place of replica ``index`` of ``among`` that share one: its cores are open to all of them, its threads are divided, for
     as many threads as cores are what decodes fastest together. Nobody gets less than one."""
     threads, left = divmod(place.threads, among)
     return msgspec.structs.replace(place, threads=max(1, threads + (index < left)))
 
 
-def environment(place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
+def environment(place: WorkerPlace, inherited: Mapping[str, str]) -> dict[str, str]:
     """Environment of a worker: ``inherited``, with thread pools sized to its place and made to sleep while they wait, and
     copies the size of a weight matrix made past the cache. A smaller OMP_NUM_THREADS of the user's stands.
     """

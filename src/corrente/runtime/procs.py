@@ -31,7 +31,7 @@ from corrente.runtime.base import Workers
 from corrente.runtime.child import Child
 from corrente.runtime.failures import as_one
 from corrente.runtime.handles import ProcEngine, ProcLearner
-from corrente.runtime.joining import Doorkeeper
+from corrente.runtime.join_server import JoinServer
 from corrente.runtime.launching import EmbeddedLauncher, RunWeights, prepare, ready_within
 from corrente.runtime.placement import Places, available_cpus, places
 from corrente.runtime.teacher_worker import self_teacher
@@ -81,7 +81,7 @@ class ProcsRuntime:
                     pool.catch_up_by(sync.catch_up)
                     own = ProcEngine(teacher) if teacher is not None else None
                     if own is not None:
-                        sync = load_object("corrente.sync.following:Followed")(sync, own, tell=tell)
+                        sync = load_object("corrente.sync.lagged:LaggedSync")(sync, own, tell=tell)
                         group.start_soon(sync.run)
                     if config.pool.join:
                         await group.start(self._doorkeeper(config, weights, pool, tell).run)
@@ -115,9 +115,9 @@ class ProcsRuntime:
             return load_object(LAUNCHERS[type(config.engine)])(config, weights=weights, logs=self._logs, tell=tell)
         return EmbeddedLauncher(config, weights=weights, logs=self._logs, factory=self._engine, place=where.engine)
 
-    def _doorkeeper(self, config: RunConfig, weights: RunWeights, pool: Any, tell: Tell) -> Doorkeeper:
+    def _doorkeeper(self, config: RunConfig, weights: RunWeights, pool: Any, tell: Tell) -> JoinServer:
         folder = Path(config.run.dir) / config.run.name
-        return Doorkeeper(folder, config, factory=self._engine, weights=weights, pool=pool, tell=tell)
+        return JoinServer(folder, config, factory=self._engine, weights=weights, pool=pool, tell=tell)
 
     async def _load_learner(self, config: RunConfig, learner: Child) -> None:
         section = config.runtime if isinstance(config.runtime, Procs) else Procs()
@@ -159,7 +159,7 @@ async def _to_its_end(child: Child, stop_s: float) -> None:
 
 def _pool(config: RunConfig, launcher: Launcher, tell: Tell) -> Any:
     """Half of the time that a publish may take is each replica's: one that is stuck does not cost the others theirs."""
-    return load_object("corrente.engine.pool.pool:Pool")(
+    return load_object("corrente.engine.pool.pool:EnginePool")(
         launcher,
         restarts=config.pool.restarts,
         rows=config.engine.max_sequences,

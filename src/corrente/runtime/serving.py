@@ -28,7 +28,7 @@ class Role(Protocol):
     it raises ends the worker.
     """
 
-    def handle(self, call: wire.Call) -> wire.Answer | None: ...
+    def handle(self, call: wire.Rpc) -> wire.Answer | None: ...
 
     def work(self) -> list[wire.Answer]: ...
 
@@ -48,7 +48,7 @@ class Link:
         self._whole_frames = threading.Lock()
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
 
-    def calls(self, *, wait: bool) -> Iterator[wire.Call]:
+    def calls(self, *, wait: bool) -> Iterator[wire.Rpc]:
         """Calls that have arrived; with ``wait``, at least one."""
         while True:
             try:
@@ -56,7 +56,7 @@ class Link:
             except queue.Empty:
                 return
             wait = False
-            yield wire.decode(body, wire.Call)
+            yield wire.decode(body, wire.Rpc)
 
     def send(self, answer: wire.Answer) -> None:
         """Hand an answer to the kernel; ends the process when nobody is there to read it."""
@@ -68,7 +68,7 @@ class Link:
 
     def post(self, body: wire.Body) -> None:
         """Queue a call of the worker's own, as if the controller had made it. Safe in a signal handler."""
-        self._inbox.put(wire.encode(wire.Call(0, body)))
+        self._inbox.put(wire.encode(wire.Rpc(0, body)))
 
     def _leave(self) -> NoReturn:
         """End the process. Either thread may notice first; the farewell is said once."""

@@ -43,7 +43,7 @@ class TeacherRole:
     def work(self) -> list[wire.Answer]:
         return []
 
-    def handle(self, call: wire.Call) -> wire.Answer | None:
+    def handle(self, call: wire.Rpc) -> wire.Answer | None:
         match call.body:
             case wire.Start(factory=factory, config=config, index=index):
                 self._core = load_object(factory)(as_teacher(config), index)
@@ -66,7 +66,7 @@ class TeacherRole:
                 began = time.perf_counter()
                 self.core.apply(self._ring.take_up(update), "swap")
                 return wire.reply(call.id, time.perf_counter() - began)
-            case wire.Cancel(call=number):
+            case wire.CancelRpc(call=number):
                 if number == self._fetching:
                     self._ring.stop()
                 return None

@@ -105,7 +105,7 @@ class Stats(_Message, frozen=True, kw_only=True):
     """Answered with EngineStats."""
 
 
-class Step(_Message, frozen=True, kw_only=True):
+class StepRpc(_Message, frozen=True, kw_only=True):
     """One optimizer step; answered with metrics."""
 
     batch: Batch
@@ -131,7 +131,7 @@ class Load(_Message, frozen=True, kw_only=True):
     path: str
 
 
-class Cancel(_Message, frozen=True, kw_only=True):
+class CancelRpc(_Message, frozen=True, kw_only=True):
     """Nobody waits for ``call`` any more: a generation ends, a flip is taken back. Has no answer."""
 
     call: int
@@ -148,10 +148,10 @@ class Dismiss(_Message, frozen=True, kw_only=True):
 
 
 Asked = Start | Attach | Generate | Score | Abort | Partials | Stats | Reserve | Receive | Apply
-Body = Asked | Step | Export | Again | Save | Load | Cancel | Leave | Dismiss
+Body = Asked | StepRpc | Export | Again | Save | Load | CancelRpc | Leave | Dismiss
 
 
-class Call(msgspec.Struct, frozen=True, eq=False):
+class Rpc(msgspec.Struct, frozen=True, eq=False):
     id: int
     body: Body
 

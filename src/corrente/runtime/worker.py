@@ -11,10 +11,10 @@ import sys
 
 import msgspec
 
-from corrente.common.child_process import settle
+from corrente.common.child_process import set_up_child
 
 
-class Birth(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's only command-line argument, as JSON: what it must know before it can be talked to."""
 
     name: str
@@ -27,8 +27,8 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    birth = msgspec.json.decode(sys.argv[1], type=Birth)
-    settle(socket=birth.socket, parent=birth.parent, nice=birth.nice, cpus=birth.cpus)
+    birth = msgspec.json.decode(sys.argv[1], type=WorkerArgs)
+    set_up_child(socket=birth.socket, parent=birth.parent, nice=birth.nice, cpus=birth.cpus)
     from corrente.runtime.serving import run
 
     run(birth.name, role=birth.role, socket_fd=birth.socket)

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import msgspec
 
-from corrente.data.types import Group, Metrics, StepScore, Taught
+from corrente.data.types import Group, Metrics, StepScore, TeacherTurn
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A source's verdict on one episode. ``score`` None: it does not apply. ``error``: why it has none, where it is not empty.
 
     ``steps``, ``taught`` and ``extra`` are added to the episode's; ``metrics`` are numbers to be averaged and reported.
@@ -24,7 +24,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     score: float | None = None
     error: str = ""
     steps: tuple[StepScore, ...] = ()
-    taught: tuple[Taught, ...] = ()
+    taught: tuple[TeacherTurn, ...] = ()
     extra: dict[str, object] = {}
     metrics: dict[str, float] = {}
 
@@ -62,4 +62,4 @@ class Source(Protocol):
 
     async def ready(self) -> None: ...
 
-    async def mark(self, group: Group) -> Sequence[Mark]: ...
+    async def mark(self, group: Group) -> Sequence[ScoreResult]: ...

@@ -17,11 +17,11 @@ from corrente.config import RunConfig
 from corrente.config import rewards as s
 from corrente.score import vocabulary
 from corrente.score.base import Source
+from corrente.score.combined import CombinedScorer, ScorerTerms
 from corrente.score.endpoint import Endpoint
 from corrente.score.functions import FunctionSource, Offload, Progress, calls_at_once, members
 from corrente.score.judge import JudgeSource, Scale
 from corrente.score.models import ModelProcess, ProcessRewardSource, RewardModelSource
-from corrente.score.panel import Panel, Terms
 from corrente.score.processes import ProcessSource
 from corrente.score.resolve import accepted, name_of, resolve
 from corrente.score.served import ServedTeacher
@@ -41,7 +41,7 @@ async def open_scorer(
     offload: Offload | None = None,
     logs: Path | None = None,
     own: Teacher | None = None,
-) -> AsyncIterator[Panel]:
+) -> AsyncIterator[CombinedScorer]:
     """The scorer a config asks for.
 
     ``functions`` replace reward.functions. ``logs``: a folder for what processes write to their standard output and error.
@@ -63,7 +63,7 @@ async def open_scorer(
     try:
         async with anyio.create_task_group() as running:
             more = [(opening.source(scorer, name), terms(scorer)) for name, scorer in named]
-            panel = Panel([*listed, *more])
+            panel = CombinedScorer([*listed, *more])
             await opening.start(running)
             yield panel
             running.cancel_scope.cancel()
@@ -209,14 +209,14 @@ def _served(scorer: s.ServedTeacherScorer, name: str) -> ServedTeacher:
     return ServedTeacher(endpoint, model=scorer.model, name=name)
 
 
-def terms(scorer: s.ScorerConfig) -> Terms:
+def terms(scorer: s.ScorerConfig) -> ScorerTerms:
     """The terms of a table of reward.scorers. Of a model the deadline is that of a batch, and ModelProcess keeps it."""
     deadline_s = math.inf if isinstance(scorer, s.ModelScorer) else scorer.deadline_s
     match scorer:
         case s.TeacherScorer() | s.ServedTeacherScorer() | s.SelfTeacherScorer():
-            return Terms(deadline_s=deadline_s, at_once=scorer.at_once, failure=scorer.failure, key=KEY)
+            return ScorerTerms(deadline_s=deadline_s, at_once=scorer.at_once, failure=scorer.failure, key=KEY)
         case _:
-            return Terms(
+            return ScorerTerms(
                 weight=scorer.weight,
                 deadline_s=deadline_s,
                 at_once=_at_once(scorer),

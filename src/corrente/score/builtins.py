@@ -20,8 +20,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from corrente.score.completion_text import Completion, said
 from corrente.score.reasoning_gym import reasoning_gym
-from corrente.score.said import Completion, said
 
 THINK = r"\s*<think>(?:(?!</?think>).)*</think>(?!.*</?think>).*\S.*"
 

@@ -20,7 +20,7 @@ import msgspec
 
 from corrente.common.serialization import to_plain
 from corrente.data.types import Episode, Group, Prompt
-from corrente.score.reading import Reading, read
+from corrente.score.parse import ParsedScore, read
 from corrente.score.resolve import accepted
 
 Function = Callable[..., Any]
@@ -40,7 +40,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
 class Called(msgspec.Struct, kw_only=True):
     """What came of a call: a reading per episode, and what the function logged."""
 
-    readings: list[Reading]
+    readings: list[ParsedScore]
     extra: dict[str, list[Any]] = {}
     metrics: list[tuple[str, float]] = []
 

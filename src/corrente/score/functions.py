@@ -17,9 +17,9 @@ from typing import Any
 from corrente.common.threads import DaemonThreads
 from corrente.data.types import Group
 from corrente.errors import ConfigError
-from corrente.score.base import Mark
+from corrente.score.base import ScoreResult
 from corrente.score.calling import Called, Log, TrainerState, arguments, called, columns
-from corrente.score.panel import Panel, Terms
+from corrente.score.combined import CombinedScorer, ScorerTerms
 from corrente.score.resolve import Function, distinct_names
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -69,7 +69,7 @@ class FunctionSource:
     async def ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Sequence[Mark]:
+    async def mark(self, group: Group) -> Sequence[ScoreResult]:
         """See Source."""
         count, log = len(group.episodes), Log(len(group.episodes))
         given = arguments(self._function, columns(group), self._state_of(group), log)
@@ -88,7 +88,7 @@ class FunctionSource:
         return marks(answer if isinstance(answer, Called) else read(await answer))
 
 
-class FunctionScorer(Panel):
+class FunctionsScorer(CombinedScorer):
     """Functions under equal terms. ``weights`` empty: all 1. ``offload``: daemon threads if not given."""
 
     def __init__(
@@ -110,7 +110,7 @@ def members(
     deadline_s: float = 30.0,
     offload: Offload | None = None,
     state_of: StateOf | None = None,
-) -> list[tuple[FunctionSource, Terms]]:
+) -> list[tuple[FunctionSource, ScorerTerms]]:
     """Members of a panel, one per function. ConfigError for a wrong number of weights, and for what cannot be called."""
     if weights and len(weights) != len(functions):
         raise ConfigError(
@@ -120,7 +120,7 @@ def members(
     return [
         (
             FunctionSource(function, name=name, offload=offload, state_of=state_of),
-            Terms(weight=weight, deadline_s=deadline_s, at_once=calls_at_once(function)),
+            ScorerTerms(weight=weight, deadline_s=deadline_s, at_once=calls_at_once(function)),
         )
         for function, name, weight in zip(
             functions, distinct_names(functions), weights or (1.0,) * len(functions), strict=True
@@ -133,10 +133,10 @@ def calls_at_once(function: Function) -> int:
     return 0 if _is_async(function) else CALLS_AT_ONCE
 
 
-def marks(call: Called) -> list[Mark]:
+def marks(call: Called) -> list[ScoreResult]:
     """A mark per episode. What was logged as a metric is kept once, with the first."""
     return [
-        Mark(
+        ScoreResult(
             score=reading.score,
             error=reading.error,
             extra={column: values[at] for column, values in call.extra.items()},

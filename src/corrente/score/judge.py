@@ -16,7 +16,7 @@ import msgspec
 
 from corrente.data.types import Group
 from corrente.errors import ConfigError, RewardError
-from corrente.score.base import Mark
+from corrente.score.base import ScoreResult
 from corrente.score.endpoint import SHOWN, Endpoint
 
 
@@ -109,7 +109,7 @@ class JudgeSource:
         """Close its connections."""
         await self._endpoint.close()
 
-    async def mark(self, group: Group) -> Sequence[Mark]:
+    async def mark(self, group: Group) -> Sequence[ScoreResult]:
         """See Source."""
         (episode,) = group.episodes
         fields = {**group.prompt.fields, "prompt": group.prompt.text, "completion": episode.text}
@@ -118,7 +118,7 @@ class JudgeSource:
             score = self._scale.read(said)
         except ValueError as error:
             raise RewardError(f"{self.name}: the judge said {said[-SHOWN:]!r}: {error}") from None
-        return [Mark(score=score, extra={f"{self.name}/said": said})]
+        return [ScoreResult(score=score, extra={f"{self.name}/said": said})]
 
     async def _ask(self, question: str) -> str:
         """The judge's answer. RewardError where there is none, and for what is no chat completion."""

@@ -18,7 +18,7 @@ import numpy as np
 from corrente.data.types import Group, Scores, StepScore, Tokens
 from corrente.errors import ConfigError, DeadlineError, RewardError
 from corrente.score import messages
-from corrente.score.base import Mark
+from corrente.score.base import ScoreResult
 from corrente.score.batching import Batcher
 from corrente.score.calling import conversation
 from corrente.score.child import Child
@@ -135,13 +135,13 @@ class RewardModelSource:
     async def ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Sequence[Mark]:
+    async def mark(self, group: Group) -> Sequence[ScoreResult]:
         """See Source."""
         (episode,) = group.episodes
         messages = conversation(group.prompt, episode)
         sample = Sample(prompt=group.prompt.text, completion=episode.text, messages=messages)
         opinion = await self._process.ask(sample)
-        return [Mark(score=opinion.score)]
+        return [ScoreResult(score=opinion.score)]
 
 
 class ProcessRewardSource:
@@ -156,7 +156,7 @@ class ProcessRewardSource:
     async def ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Sequence[Mark]:
+    async def mark(self, group: Group) -> Sequence[ScoreResult]:
         """See Source. An episode with several completions has the steps of all of them, each judged after all before it."""
         (episode,) = group.episodes
         steps: list[StepScore] = []
@@ -170,4 +170,4 @@ class ProcessRewardSource:
             opinion = await self._process.ask(sample)
             steps += [StepScore(at, s.start, s.stop, s.score) for s in opinion.steps]
             said += turn.completion.text
-        return [Mark(score=self._aggregate([s.score for s in steps]) if steps else None, steps=tuple(steps))]
+        return [ScoreResult(score=self._aggregate([s.score for s in steps]) if steps else None, steps=tuple(steps))]

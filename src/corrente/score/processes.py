@@ -21,7 +21,7 @@ import msgspec
 from corrente.data.types import Group
 from corrente.errors import ConfigError, RewardError
 from corrente.score import messages
-from corrente.score.base import Mark
+from corrente.score.base import ScoreResult
 from corrente.score.calling import Log, arguments, called, columns
 from corrente.score.child import Child
 from corrente.score.functions import StateOf, marks
@@ -72,7 +72,7 @@ class ProcessSource:
         if not self._idle:
             await self._start()
 
-    async def mark(self, group: Group) -> Sequence[Mark]:
+    async def mark(self, group: Group) -> Sequence[ScoreResult]:
         """See Source. Cancelled, the process is killed."""
         question = self._question(group)
         child = self._idle.pop()

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from corrente.errors import ConfigError, RewardError
-from corrente.score.said import Completion, said
+from corrente.score.completion_text import Completion, said
 
 
 def reasoning_gym(

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from corrente.data.types import Episode, Group, Scores, Taught, Tokens, concat_tokens
+from corrente.data.types import Episode, Group, Scores, TeacherTurn, Tokens, concat_tokens
 from corrente.errors import RewardError
-from corrente.score.base import Mark
+from corrente.score.base import ScoreResult
 
 Place = tuple[int, int, int]
 """A turn, and where its tokens start and stop in a context."""
@@ -65,12 +65,12 @@ class TeacherSource:
     async def ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Sequence[Mark]:
+    async def mark(self, group: Group) -> Sequence[ScoreResult]:
         """See Source. The score is None: what the log-probs are worth is for the algorithm to say."""
         (episode,) = group.episodes
         if group.id < 0 or not concerns(self._where, group.prompt.fields):
-            return [Mark()]
-        taught: list[Taught] = []
+            return [ScoreResult()]
+        taught: list[TeacherTurn] = []
         for tokens, places in contexts(episode):
             scores = await self._teacher.score(tokens, top=self._top)
             if len(scores.logprobs) != len(tokens) - 1:
@@ -78,13 +78,13 @@ class TeacherSource:
             taught += [self._taught(scores, turn, start, stop) for turn, start, stop in places]
         versions = [word.version for word in taught if word.version is not None]
         metrics = {f"{self.name}_version": sum(versions) / len(versions)} if versions else {}
-        return [Mark(taught=tuple(taught), metrics=metrics)]
+        return [ScoreResult(taught=tuple(taught), metrics=metrics)]
 
-    def _taught(self, scores: Scores, turn: int, start: int, stop: int) -> Taught:
+    def _taught(self, scores: Scores, turn: int, start: int, stop: int) -> TeacherTurn:
         here = slice(start - 1, stop - 1)  # scores begin with the second token
         if not np.isfinite(scores.logprobs[here]).all():
             raise RewardError(f"{self.name}: a token of turn {turn} has no finite log-prob")
-        return Taught(
+        return TeacherTurn(
             teacher=self.name,
             turn=turn,
             logprobs=scores.logprobs[here],

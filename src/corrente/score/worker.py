@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from corrente.common.child_process import settle
+from corrente.common.child_process import set_up_child
 from corrente.common.imports import load_object
 from corrente.errors import CorrenteError, described
 from corrente.score import messages
@@ -26,7 +26,7 @@ Respond = Callable[[Any], messages.Answer]
 
 def main() -> None:
     birth = msgspec.json.decode(sys.argv[1], type=messages.Birth)
-    settle(socket=birth.socket, parent=birth.parent, nice=birth.nice)
+    set_up_child(socket=birth.socket, parent=birth.parent, nice=birth.nice)
     link = socket.socket(fileno=birth.socket)
     os.register_at_fork(after_in_child=link.close)  # a fork of the user's must not keep the line open
     try:

@@ -9,7 +9,7 @@ import msgspec
 from corrente.data.types import Group
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class StalenessVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """``stale``: drop the group, and why (empty: keep). ``oldest_trainable``: tokens of older versions are withheld."""
 
     stale: str = ""
@@ -19,4 +19,4 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class StalenessPolicy(Protocol):
     """Contract: a pure function of a group and the version about to be trained; called once per group, when it is taken."""
 
-    def judge(self, group: Group, version: int) -> Verdict: ...
+    def judge(self, group: Group, version: int) -> StalenessVerdict: ...

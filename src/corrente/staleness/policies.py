@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from corrente.data.types import Group
-from corrente.staleness.base import Verdict
+from corrente.staleness.base import StalenessVerdict
 
 
 class Accept:
     """No check: the gate alone bounds age."""
 
-    def judge(self, group: Group, version: int) -> Verdict:
-        return Verdict()
+    def judge(self, group: Group, version: int) -> StalenessVerdict:
+        return StalenessVerdict()
 
 
 class ByVersion:
@@ -24,13 +24,13 @@ class ByVersion:
         self._reject = reject
         self._mask = mask
 
-    def judge(self, group: Group, version: int) -> Verdict:
+    def judge(self, group: Group, version: int) -> StalenessVerdict:
         limit = None if self._mask is None else version - self._mask
         sampled = [v for e in group.episodes for v in e.span_versions()] or [group.admitted_version]
         left = [v for v in sampled if limit is None or v >= limit]
         if not left:
-            return Verdict(stale=f"every token is older than staleness.mask = {self._mask} versions")
+            return StalenessVerdict(stale=f"every token is older than staleness.mask = {self._mask} versions")
         age = version - min(left)
         if self._reject is not None and age > self._reject:
-            return Verdict(stale=f"older than staleness.reject = {self._reject} versions")
-        return Verdict(oldest_trainable=limit)
+            return StalenessVerdict(stale=f"older than staleness.reject = {self._reject} versions")
+        return StalenessVerdict(oldest_trainable=limit)

@@ -64,7 +64,7 @@ class OverHttp(_Offer, frozen=True, kw_only=True):
     digest: str
 
 
-class Collective(_Offer, frozen=True, kw_only=True):
+class CollectiveOffer(_Offer, frozen=True, kw_only=True):
     """Broadcast by the learner to ``members`` engines that meet at ``host``:``port``. Who meets under an equal ``generation``
     keeps the group for the next broadcast; another number is another group. ``digest``: empty where it is not checked."""
 
@@ -77,7 +77,7 @@ class Collective(_Offer, frozen=True, kw_only=True):
     digest: str = ""
 
 
-class VllmNccl(_Offer, frozen=True, kw_only=True):
+class VllmNcclOffer(_Offer, frozen=True, kw_only=True):
     """For vLLM's own NCCL engine: ``members`` servers meet the learner at ``host``:``port`` and form the communicator of
     ``unique_id`` (NCCL's, base64), which serves a ``generation``. Nothing is sent before all of them flip."""
 
@@ -89,14 +89,14 @@ class VllmNccl(_Offer, frozen=True, kw_only=True):
     bucket_bytes: int
 
 
-class CudaIpc(_Offer, frozen=True, kw_only=True):
+class CudaIpcOffer(_Offer, frozen=True, kw_only=True):
     """Device memory of another process on the same host, by its IPC handle."""
 
     device: int
     handle: bytes
 
 
-Offer = InPlace | OnDisk | OverHttp | Collective | VllmNccl | CudaIpc
+Offer = InPlace | OnDisk | OverHttp | CollectiveOffer | VllmNcclOffer | CudaIpcOffer
 
 
 class Receiver(Protocol):

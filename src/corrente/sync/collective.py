@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from corrente import config as c
 from corrente.errors import SyncError
 from corrente.sync import digest
-from corrente.sync.base import Collective, Order
+from corrente.sync.base import CollectiveOffer, Order
 from corrente.sync.inbox import Delivery
 from corrente.sync.layout import Layout
 from corrente.sync.outbox import Packed
@@ -70,7 +70,7 @@ class CollectiveOutlet:
         self._offered: int | None = None
         self._store, self._port = meeting_place(section.host, deadline_s=section.deadline_s)
 
-    def offer(self, order: Order, new: Packed, base: Packed | None) -> Collective:
+    def offer(self, order: Order, new: Packed, base: Packed | None) -> CollectiveOffer:
         self._end_broadcast()
         together = self._offered is not None and self._offered == order.live and self._members == order.members
         caught_up = order.version == order.live
@@ -79,7 +79,7 @@ class CollectiveOutlet:
             self._in.group, self._members = None, order.members
             self._generation += 1
         self._offered = None if caught_up else order.version
-        offer = Collective(
+        offer = CollectiveOffer(
             version=order.version,
             slot=order.slot,
             nbytes=new.bytes.nbytes,
@@ -113,7 +113,7 @@ class CollectiveOutlet:
 class _Broadcast:
     """One broadcast, in a thread of its own. What fails here fails in the engines too, which say why; the group is gone then."""
 
-    def __init__(self, offer: Collective, whole: torch.Tensor, store: TCPStore, member: _Membership) -> None:
+    def __init__(self, offer: CollectiveOffer, whole: torch.Tensor, store: TCPStore, member: _Membership) -> None:
         self._offer, self._whole, self._store, self._in = offer, whole, store, member
         self._until = time.monotonic() + offer.deadline_s
         self._given_up, self._met = threading.Event(), threading.Event()
@@ -166,7 +166,7 @@ class CollectiveFetcher:
         self._in = _Membership()
         self._of: tuple[str, int, int] | None = None
 
-    def fetch(self, offer: Collective, delivery: Delivery) -> None:
+    def fetch(self, offer: CollectiveOffer, delivery: Delivery) -> None:
         of = (offer.host, offer.port, offer.generation)
         if self._of != of:
             self._in.leave(self._in.group)
@@ -193,7 +193,7 @@ class CollectiveFetcher:
 class _Group:
     """A process group, and the buckets its broadcasts go through."""
 
-    def __init__(self, group: Any, offer: Collective, *, leader: bool, device: torch.device) -> None:
+    def __init__(self, group: Any, offer: CollectiveOffer, *, leader: bool, device: torch.device) -> None:
         self._group: Any = group
         self._leader = leader
         size = min(offer.bucket_bytes, offer.nbytes)
@@ -258,7 +258,9 @@ class _Membership:
             thread.join(max(0.0, until - time.monotonic()))
 
 
-def _meet(store: TCPStore, offer: Collective, remaining_s: Remaining, *, leader: bool, whole: torch.Tensor) -> _Group:
+def _meet(
+    store: TCPStore, offer: CollectiveOffer, remaining_s: Remaining, *, leader: bool, whole: torch.Tensor
+) -> _Group:
     """The group of this generation, once all its members are there; over NCCL, on the GPU that ``whole``, the weights, is on."""
     place = PrefixStore(f"generation {offer.generation}", store)
     rank = 0 if leader else place.add(ARRIVED, 1)

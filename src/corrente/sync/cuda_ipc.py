@@ -14,7 +14,7 @@ import torch
 
 from corrente.config import CudaIpc as Section
 from corrente.errors import SyncError
-from corrente.sync.base import CudaIpc, Order
+from corrente.sync.base import CudaIpcOffer, Order
 from corrente.sync.inbox import Delivery
 from corrente.sync.layout import Layout
 from corrente.sync.outbox import Packed
@@ -43,10 +43,10 @@ class CudaIpcOutlet:
             raise SyncError('sync.kind = "cuda_ipc" needs a GPU, and torch finds none')
         self._section = section
 
-    def offer(self, order: Order, new: Packed, base: Packed | None) -> CudaIpc:
+    def offer(self, order: Order, new: Packed, base: Packed | None) -> CudaIpcOffer:
         torch.cuda.synchronize(new.bytes.device)
         share = Share(*new.bytes.untyped_storage()._share_cuda_())
-        return CudaIpc(
+        return CudaIpcOffer(
             version=order.version,
             slot=order.slot,
             nbytes=new.bytes.nbytes,
@@ -67,7 +67,7 @@ class CudaIpcFetcher:
 
     on_host = False
 
-    def fetch(self, offer: CudaIpc, delivery: Delivery) -> None:
+    def fetch(self, offer: CudaIpcOffer, delivery: Delivery) -> None:
         torch.cuda.init()
         share: Any = msgspec.msgpack.decode(offer.handle, type=Share)
         storage = torch.UntypedStorage._new_shared_cuda(*msgspec.structs.astuple(share))

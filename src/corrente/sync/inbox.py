@@ -23,8 +23,8 @@ FETCHERS: dict[type, str] = {
     base.InPlace: "corrente.sync.shm:Copy",
     base.OnDisk: "corrente.sync.disk:DiskFetcher",
     base.OverHttp: "corrente.sync.http:HttpFetcher",
-    base.Collective: "corrente.sync.collective:CollectiveFetcher",
-    base.CudaIpc: "corrente.sync.cuda_ipc:CudaIpcFetcher",
+    base.CollectiveOffer: "corrente.sync.collective:CollectiveFetcher",
+    base.CudaIpcOffer: "corrente.sync.cuda_ipc:CudaIpcFetcher",
 }
 
 
@@ -41,7 +41,7 @@ class Delivery(msgspec.Struct, frozen=True):
     remaining_s: Callable[[], float]
 
 
-class Fetcher(Protocol):
+class ReceiverTransport(Protocol):
     """The engine's half of a transport. ``fetch`` returns when the version offered is whole in its target; it raises SyncError,
     or whatever went wrong. ``on_host``: it writes to host memory, and a slot elsewhere is filled from a copy."""
 
@@ -59,7 +59,7 @@ class Inbox:
     def __init__(self, layout: Layout, slots: Sequence[torch.Tensor] | None = None, *, shared: bool = False) -> None:
         self._layout, self._given, self._shared = layout, slots, shared
         self._versions: list[int | None] = [None, None]
-        self._fetchers: dict[type, Fetcher] = {}
+        self._fetchers: dict[type, ReceiverTransport] = {}
         self._host: torch.Tensor | None = None
         self._turn = threading.Lock()
         self._stop = threading.Event()

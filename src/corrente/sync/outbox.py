@@ -40,7 +40,7 @@ class Packed(msgspec.Struct, frozen=True):
     bytes: torch.Tensor
 
 
-class Outlet(Protocol):
+class SenderTransport(Protocol):
     """The learner's half of a transport.
 
     ``offer`` makes ``new`` available to ``order.members`` engines, as a change of ``base`` where that is given and the transport
@@ -60,7 +60,7 @@ class Outlet(Protocol):
 class Outbox:
     """Packs, and remembers what lies in which slot."""
 
-    def __init__(self, *, layout: Layout, slots: Sequence[torch.Tensor], outlet: Outlet) -> None:
+    def __init__(self, *, layout: Layout, slots: Sequence[torch.Tensor], outlet: SenderTransport) -> None:
         self._layout, self._slots, self._outlet = layout, slots, outlet
         self._versions: list[int | None] = [None, None]
 
@@ -106,7 +106,7 @@ def build(
     if shared is not None:
         return Outbox(layout=layout, slots=shared, outlet=make(path=path))
     folder = Path(config.run.dir).absolute() / config.run.name / "weights"
-    outlet: Outlet = make(section, layout=layout, folder=folder)
+    outlet: SenderTransport = make(section, layout=layout, folder=folder)
     where = device if outlet.device == "cuda" else "cpu"
     slots = [torch.zeros(layout.nbytes, dtype=torch.uint8, device=where) for _ in range(2)]
     return Outbox(layout=layout, slots=slots, outlet=outlet)

@@ -12,8 +12,8 @@ import torch
 
 from corrente.errors import SyncError
 from corrente.sync.base import InPlace, Offer, Update
-from corrente.sync.following import Shelf
 from corrente.sync.inbox import Inbox
+from corrente.sync.lagged import VersionRing
 from corrente.sync.layout import Layout
 
 
@@ -22,7 +22,7 @@ class Ring:
     that the learner writes into, where there are any in this process; other offers are fetched as an engine fetches them."""
 
     def __init__(self, layout: Layout, *, lag: int, shared: Sequence[torch.Tensor] = (), device: str = "cpu") -> None:
-        self._shelf, self._shared = Shelf(lag), shared
+        self._shelf, self._shared = VersionRing(lag), shared
         count = self._shelf.slots
         self.slots = [torch.zeros(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(count)]
         self._inbox = _Into(layout)

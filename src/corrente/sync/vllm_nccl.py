@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from corrente import config as c
 from corrente.errors import SyncError
-from corrente.sync.base import Order, VllmNccl
+from corrente.sync.base import Order, VllmNcclOffer
 from corrente.sync.collective import meeting_place
 from corrente.sync.layout import Layout
 from corrente.sync.outbox import Packed
@@ -125,7 +125,7 @@ class VllmNcclOutlet:
         self._offered: int | None = None
         self._pending: list[_Sending] = []
 
-    def offer(self, order: Order, new: Packed, base: Packed | None) -> VllmNccl:
+    def offer(self, order: Order, new: Packed, base: Packed | None) -> VllmNcclOffer:
         together = self._offered is not None and self._offered == order.live
         caught_up = order.version == order.live
         group = self._group
@@ -134,7 +134,7 @@ class VllmNcclOutlet:
             group = _Group(self._nccl, self._generation, order.members)
         self._group = None if caught_up else group
         self._offered = None if caught_up else order.version
-        offer = VllmNccl(
+        offer = VllmNcclOffer(
             version=order.version,
             slot=order.slot,
             nbytes=new.bytes.nbytes,
@@ -150,7 +150,7 @@ class VllmNcclOutlet:
         return offer
 
     def quiet(self, slot: int) -> None:
-        """See Outlet. What went wrong with an earlier version, which servers could only wait for, is told here, once."""
+        """See SenderTransport. What went wrong with an earlier version, which servers could only wait for, is told here, once."""
         for sending in self._pending:
             if sending.slot == slot:
                 sending.end()
@@ -182,7 +182,7 @@ class _Group:
 class _Sending:
     """One version on its way to one group, in a thread: it meets, waits until all are ready, and sends."""
 
-    def __init__(self, offer: VllmNccl, new: Packed, layout: Layout, store: TCPStore, group: _Group) -> None:
+    def __init__(self, offer: VllmNcclOffer, new: Packed, layout: Layout, store: TCPStore, group: _Group) -> None:
         self.slot = new.slot
         self._offer, self._new, self._layout, self._group = offer, new, layout, group
         self._place = PrefixStore(f"generation {offer.generation}", store)

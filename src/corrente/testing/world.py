@@ -16,7 +16,7 @@ from corrente import config as c
 from corrente.common import serialization
 from corrente.config import Inproc, Run, RunConfig, Staleness, Stream, Swap, Window
 from corrente.controller import pipeline
-from corrente.controller.parts import Outcome, Parts
+from corrente.controller.parts import Parts, RunResult
 from corrente.controller.snapshot import Snapshot
 from corrente.data.types import Sampling
 from corrente.entrypoints.assemble import build_buffer, build_inflight, build_staleness, derive_plan
@@ -41,7 +41,7 @@ from corrente.sim.pool import VirtualPool
 from corrente.sim.speed import Speed
 from corrente.testing.clock import run_virtual
 
-Inflight = c.Swap | c.Recompute | c.Resume | c.Drain | c.Barrier | c.Cancel | c.Snapshot
+Inflight = c.Swap | c.Recompute | c.Resume | c.Drain | c.Barrier | c.Cancel | c.OldWeights
 LANDINGS: tuple[Inflight, ...] = (
     c.Swap(),
     c.Recompute(),
@@ -49,7 +49,7 @@ LANDINGS: tuple[Inflight, ...] = (
     c.Drain(),
     c.Barrier(),
     c.Cancel(max_age=0),
-    c.Snapshot(),
+    c.OldWeights(),
 )
 """Every inflight policy; ``cancel`` at its strictest."""
 
@@ -131,7 +131,7 @@ class Simulation(msgspec.Struct, kw_only=True, eq=False):
     sink: RecordingSink
     prompts: VirtualPrompts
     checkpoints: MemoryCheckpoints
-    outcome: Outcome | None = None
+    outcome: RunResult | None = None
     error: Exception | None = None
     elapsed_s: float = 0.0
 

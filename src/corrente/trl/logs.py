@@ -45,7 +45,7 @@ def evaluated(values: Mapping[str, float]) -> dict[str, float]:
     return out
 
 
-class Window:
+class LogWindow:
     """What was measured since the last log, as means; ``num_tokens`` since the beginning."""
 
     def __init__(self, *, tokens: float = 0.0) -> None:

@@ -1,6 +1,6 @@
 """AsyncGRPOTrainer and GRPOTrainer: TRL's constructor and methods over a run of corrente.
 
-    constructor     arguments to a RunConfig and what is Given, all checked; no weights are loaded by it
+    constructor     arguments to a RunConfig and what is brought as objects, all checked; no weights are loaded by it
     train()         a run in OUTPUT_DIR/runs, with callbacks; weights of its last checkpoint are the trainer's then
     train() again   goes on with the trained weights, as TRL does: state, schedule and optimizer begin anew
     train(resume_from_checkpoint=True)     goes on with the newest run from its newest checkpoint, or from the one that is named
@@ -24,11 +24,11 @@ import msgspec
 
 from corrente.config import Full, RunConfig
 from corrente.controller import checkpoint_folder
-from corrente.controller.parts import Outcome
+from corrente.controller.parts import RunResult
 from corrente.entrypoints import run_folder
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.evaluate import run_evaluation
-from corrente.entrypoints.inputs import Given
+from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.run_folder import run_folder_path
 from corrente.entrypoints.train import run_training
 from corrente.errors import ConfigError, Interrupted, PipelineError
@@ -93,7 +93,7 @@ class Trainer(Callbacks, Scripting):
         weakref.finalize(self, self._bench.remove)
         self._rewards = bring.rewards(reward_funcs, reward_processing_classes, self.args.reward_weights, self._bench)
         self.reward_funcs = list(self._rewards.functions)
-        self._given = Given(
+        self._given = RunInputs(
             reward_functions=self._rewards.functions,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -152,7 +152,7 @@ class Trainer(Callbacks, Scripting):
 
     def _run(
         self, config: RunConfig, watcher: Watcher, record: Sink, *, start: Path | None, stop: anyio.Event
-    ) -> Outcome:
+    ) -> RunResult:
         """The run itself. Its sinks are closed, however it ends."""
         folder, sinks = run_folder_path(config), [record]
         try:
@@ -306,7 +306,7 @@ class Trainer(Callbacks, Scripting):
 
     # ---- after a run ---------------------------------------------------------------------------------------------------------
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _keep(self, outcome: RunResult) -> None:
         if outcome.checkpoint is not None:
             self._trained = outcome.checkpoint / checkpoint_folder.LEARNER
         if self._loaded is not None or not isinstance(self._given_model, str | Path):
@@ -322,7 +322,7 @@ class Trainer(Callbacks, Scripting):
     def _weights(self) -> Path:
         return self._trained or Path(model_cache.resolve(self._model_path))
 
-    def _summary(self, outcome: Outcome, watcher: Watcher, took_s: float, config: RunConfig) -> dict[str, float]:
+    def _summary(self, outcome: RunResult, watcher: Watcher, took_s: float, config: RunConfig) -> dict[str, float]:
         samples = outcome.counts.get("trained", 0) * config.run.group_size
         metrics = {
             "train_runtime": took_s,

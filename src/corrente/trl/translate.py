@@ -1,6 +1,6 @@
 """From TRL's arguments to the tables of a RunConfig: pure, of what is known before a model is loaded.
 
-    config = translate(args, facts)          checked by the caller, with what the caller brings (Given)
+    config = translate(args, facts)          checked by the caller, with what the caller brings (RunInputs)
 
 Batches are counted as TRL counts them: per_device_train_batch_size x gradient_accumulation_steps completions an optimizer step,
 and num_generations of each prompt, so a step is of that many whole groups. With num_iterations mu a step here is mu of TRL's.

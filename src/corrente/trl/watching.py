@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 
 from corrente.errors import ConfigError
-from corrente.trl.logs import Window, evaluated
+from corrente.trl.logs import LogWindow, evaluated
 from corrente.trl.translate import Steps
 
 logger = logging.getLogger("corrente")
@@ -34,7 +34,7 @@ class Watcher:
         self, trainer: Any, *, steps: Steps, stop: anyio.Event, folder: Path, tell: Callable[[str], None]
     ) -> None:
         self._trainer, self._steps, self._stop, self._folder = trainer, steps, stop, folder
-        self._window = Window(tokens=trainer.state.num_input_tokens_seen)
+        self._window = LogWindow(tokens=trainer.state.num_input_tokens_seen)
         self._losses: list[float] = []
         self.error: BaseException | None = None
         self.stopped = False

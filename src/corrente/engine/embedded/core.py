@@ -25,12 +25,12 @@ from corrente.data.types import ApplyMode, Completion, FinishReason, Request, Sc
 from corrente.engine.base import EngineStats
 from corrente.engine.embedded import model as models
 from corrente.engine.embedded import prefill
-from corrente.engine.embedded.kv import KVCache, Rows
+from corrente.engine.embedded.kv import KVCache, KVRows
 from corrente.engine.embedded.rows import LiveRows, Segment
-from corrente.engine.embedded.sampling import Rules, compile_rules, draw
-from corrente.engine.embedded.sequence import Live
+from corrente.engine.embedded.sampling import SamplingRules, compile_rules, draw
+from corrente.engine.embedded.sequence import LiveSequence
 from corrente.engine.embedded.stop import load_decoder, stop_ids
-from corrente.engine.embedded.weights import Buffers, Weights
+from corrente.engine.embedded.weights import Buffers, EmbeddedWeights
 from corrente.errors import ConfigError, GenerationError, SyncError
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
@@ -42,7 +42,7 @@ PREFILL_TOKENS = 4096
 """Prompt tokens admitted in one step, before what is shared is folded: bounds how long live sequences wait."""
 
 
-class EngineCore:
+class EmbeddedCore:
     """Serves one model. ``max_context`` 0 means what the model allows, at most 4096; ``path`` is auto, lean or hf. With
     ``adapters`` it loads the frozen weights from ``model``, and its layout holds the adapters alone. ``keep_routing``: record the
     experts of a mixture; None: where there are any."""
@@ -82,11 +82,11 @@ class EngineCore:
         self._decode = load_decoder(model)
         self._cache = KVCache(max_rows=max_sequences, max_slots=self._context)
         self._buffers: Buffers | None = None
-        self._newest: Weights | None = None
-        self._bound: Weights | None = None
-        self._waiting: deque[Live] = deque()
+        self._newest: EmbeddedWeights | None = None
+        self._bound: EmbeddedWeights | None = None
+        self._waiting: deque[LiveSequence] = deque()
         self._rows = LiveRows(self._cache)
-        self._rules: list[Rules] = []
+        self._rules: list[SamplingRules] = []
         self._ids: set[str] = set()
         self._done: list[tuple[str, Outcome]] = []
         self._prefill_tokens = self._decode_tokens = 0
@@ -150,7 +150,7 @@ class EngineCore:
                     f"version {update.version} is said to be in buffer {update.slot}, which sequences under version "
                     f"{used.version} sample from: it should have been reserved"
                 )
-        weights = Weights(update, tensors)
+        weights = EmbeddedWeights(update, tensors)
         self._use(weights)
         if mode == "recompute" and len(self._rows):
             self._rebuild(before)
@@ -158,7 +158,7 @@ class EngineCore:
             self._rows.move_to(weights, rebuilt=mode == "recompute")
         self._newest, self._rules = weights, []
 
-    def _rebuild(self, before: Weights | None) -> None:
+    def _rebuild(self, before: EmbeddedWeights | None) -> None:
         """Compute the keys and values of all live sequences with the bound weights."""
         try:
             with self._working():
@@ -177,7 +177,7 @@ class EngineCore:
             raise SyncError(f"buffer {slot} is none that the engine was given")
         return self._buffers[slot]
 
-    def _use(self, weights: Weights) -> None:
+    def _use(self, weights: EmbeddedWeights) -> None:
         """Point the model at ``weights``, if it is not there already."""
         if self._bound is not weights:
             self._model.bind(weights.tensors)
@@ -194,7 +194,7 @@ class EngineCore:
             raise GenerationError(
                 f"request {request.id}: {len(request.tokens)} tokens leave no room in {self._context}"
             )
-        live = Live(
+        live = LiveSequence(
             request,
             room=min(room, left),
             stop_ids=self._end_ids | stop_ids(request.sampling, self._decode),
@@ -272,7 +272,7 @@ class EngineCore:
         """Prefill as many waiting requests as there are rows, and sample the first token of each."""
         assert self._newest is not None
         weights, first = self._newest, len(self._rows)
-        new: list[Live] = []
+        new: list[LiveSequence] = []
         tokens = 0
         while self._waiting and first + len(new) < self._limit:
             tokens += len(self._waiting[0].request.tokens)
@@ -291,7 +291,7 @@ class EngineCore:
         self._retire(self._sample(filled.logits_SV, self._compile(new), Segment(weights, first, first + len(new))))
 
     @staticmethod
-    def _donor(row: int, live: Live) -> prefill.Donor:
+    def _donor(row: int, live: LiveSequence) -> prefill.Donor:
         experts = live.routes.cached(live.length - 1) if live.routes is not None else None
         return prefill.Donor(row, live.cached, experts)
 
@@ -320,7 +320,7 @@ class EngineCore:
             torch.from_numpy(ids).to(self._device)[:, None],
             at_R1,
             mask[:, None, None],
-            Rows(self._cache, at_R1[:, 0], longest, first=segment.first),
+            KVRows(self._cache, at_R1[:, 0], longest, first=segment.first),
             torch.arange(len(rows), device=self._device),
         )
         if self._model.routing() is not None:
@@ -329,7 +329,7 @@ class EngineCore:
                 live.routes.read(experts)
         return logits
 
-    def _sample(self, logits: torch.Tensor, rules: Rules, segment: Segment) -> dict[int, Ending]:
+    def _sample(self, logits: torch.Tensor, rules: SamplingRules, segment: Segment) -> dict[int, Ending]:
         """Draw a token for each sequence of a segment; the rows of those that it ends, and how."""
         rows = self._rows[segment.first : segment.stop]
         draws = draw(logits, rules, np.array([live.length for live in rows], np.int64))
@@ -360,7 +360,7 @@ class EngineCore:
             device=self._device,
         )
 
-    def _compile(self, rows: Sequence[Live]) -> Rules:
+    def _compile(self, rows: Sequence[LiveSequence]) -> SamplingRules:
         return compile_rules(
             [(live.request.sampling, live.request.seed) for live in rows],
             vocabulary=self._vocabulary,
@@ -376,7 +376,7 @@ class EngineCore:
             self._rows.remove(ended)
             self._rules = []
 
-    def _finish(self, live: Live, how: Ending) -> None:
+    def _finish(self, live: LiveSequence, how: Ending) -> None:
         outcome = how if isinstance(how, GenerationError) else live.complete(how, self._decode)
         self._ids.discard(live.request.id)
         self._done.append((live.request.id, outcome))

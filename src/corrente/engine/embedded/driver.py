@@ -16,7 +16,7 @@ import msgspec
 
 from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
-from corrente.engine.embedded.core import EngineCore, Outcome
+from corrente.engine.embedded.core import EmbeddedCore, Outcome
 from corrente.errors import GenerationError, SyncError
 from corrente.sync.base import InPlace, Offer, Update
 
@@ -44,7 +44,7 @@ class EmbeddedEngine:
     """See Engine and Receiver. Whoever starts it runs ``run`` as a task; without it no call returns. ``fetch`` knows the
     transports that write into the core's buffers."""
 
-    def __init__(self, core: EngineCore, *, fetch: Fetch = nothing_to_fetch) -> None:
+    def __init__(self, core: EmbeddedCore, *, fetch: Fetch = nothing_to_fetch) -> None:
         self.core = core
         self._fetch = fetch
         self._calls: dict[str, _Call] = {}

@@ -3,7 +3,7 @@
 Two views are handed to a model's forward pass, both with one method that takes the new keys and values of a layer and returns
 everything the queries may look at:
 
-- ``Rows``: one new token per live sequence, written into its slot (decoding);
+- ``KVRows``: one new token per live sequence, written into its slot (decoding);
 - ``Nodes``: new nodes of a prefix tree, beside nodes whose keys and values are known already (prefill).
 
 Rows [0, live) are live, so a decode step reads a dense slice; a finished row is replaced by a later one. A step reads as many
@@ -85,7 +85,7 @@ class KVCache:
         )
 
 
-class Rows:
+class KVRows:
     """Decoding: row ``first`` + r writes slot ``slots[r]`` and sees the first ``longest`` slots; a mask hides those beyond its
     own."""
 

@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from corrente.engine.embedded.kv import KVCache
-from corrente.engine.embedded.sequence import Live
-from corrente.engine.embedded.weights import Weights
+from corrente.engine.embedded.sequence import LiveSequence
+from corrente.engine.embedded.weights import EmbeddedWeights
 
 
 class Segment(NamedTuple):
     """Rows [first, stop) sample from ``weights``."""
 
-    weights: Weights
+    weights: EmbeddedWeights
     first: int
     stop: int
 
@@ -28,16 +28,16 @@ class LiveRows:
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._rows: list[Live] = []
+        self._rows: list[LiveSequence] = []
         self._segments: list[Segment] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Live]:
+    def __iter__(self) -> Iterator[LiveSequence]:
         return iter(self._rows)
 
-    def __getitem__(self, rows: slice) -> list[Live]:
+    def __getitem__(self, rows: slice) -> list[LiveSequence]:
         return self._rows[rows]
 
     @property
@@ -45,7 +45,7 @@ class LiveRows:
         """Oldest weights first; they partition the rows."""
         return self._segments
 
-    def append(self, new: Sequence[Live], weights: Weights) -> None:
+    def append(self, new: Sequence[LiveSequence], weights: EmbeddedWeights) -> None:
         """Sequences whose keys and values are in the next rows already, all computed by ``weights``, the newest."""
         for live in new:
             live.kv = weights
@@ -55,7 +55,7 @@ class LiveRows:
         self._segments.append(Segment(weights, first, stop))
         self._rows.extend(new)
 
-    def move_to(self, weights: Weights, *, rebuilt: bool) -> None:
+    def move_to(self, weights: EmbeddedWeights, *, rebuilt: bool) -> None:
         """All sequences sample from ``weights`` from now on, over keys and values that are rebuilt by them, or mixed."""
         for live in self._rows:
             live.kv = weights if rebuilt else None

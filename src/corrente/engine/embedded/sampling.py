@@ -28,7 +28,7 @@ BINS, REACH = 512, 24.0
 """Of the histogram by logit: bins, and how far below the largest logit the last of them begins."""
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class SamplingRules(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Sampling parameters of a batch, row by row, and which rows are drawn how."""
 
     seeds: NDArray[np.uint64]
@@ -45,7 +45,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Which rows say what they drew from: those that cut something off and are asked to."""
 
 
-def compile_rules(rows: Sequence[tuple[Sampling, int]], *, vocabulary: int, device: torch.device) -> Rules:
+def compile_rules(rows: Sequence[tuple[Sampling, int]], *, vocabulary: int, device: torch.device) -> SamplingRules:
     """Rules for rows of (sampling, seed). ``top_k`` of 0 becomes the whole vocabulary."""
     samplings = [sampling for sampling, _ in rows]
     greedy = [i for i, s in enumerate(samplings) if s.temperature == 0]
@@ -58,7 +58,7 @@ def compile_rules(rows: Sequence[tuple[Sampling, int]], *, vocabulary: int, devi
     def index(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
-    return Rules(
+    return SamplingRules(
         seeds=np.array([seed & 0xFFFFFFFFFFFFFFFF for _, seed in rows], np.uint64),
         greedy=index(greedy),
         dense=index(dense),
@@ -81,7 +81,7 @@ class Draws(NamedTuple):
     kept: list[Ids | None]
 
 
-def draw(logits_BV: torch.Tensor, rules: Rules, positions_B: NDArray[np.int64]) -> Draws:
+def draw(logits_BV: torch.Tensor, rules: SamplingRules, positions_B: NDArray[np.int64]) -> Draws:
     """One token per row. May overwrite the logits. Row by row in memory, whatever the model's layout: reductions of blocks over
     strided columns take torch several times as long as the copy."""
     logits_BV = logits_BV.float().contiguous()
@@ -123,7 +123,7 @@ class Drawn(NamedTuple):
     kept: list[Ids] | None = None
 
 
-def _asked(rules: Rules, rows: torch.Tensor) -> bool:
+def _asked(rules: SamplingRules, rows: torch.Tensor) -> bool:
     return any(rules.keeps) and any(rules.keeps[row] for row in rows.tolist())
 
 
@@ -135,12 +135,12 @@ def _kept(weights: torch.Tensor, ids: torch.Tensor | None = None) -> list[Ids]:
     return np.split(names, np.cumsum(counts)[:-1])
 
 
-def _greedy(logits: torch.Tensor, _rules: Rules, _rows: torch.Tensor, _uniform: torch.Tensor) -> Drawn:
+def _greedy(logits: torch.Tensor, _rules: SamplingRules, _rows: torch.Tensor, _uniform: torch.Tensor) -> Drawn:
     best = logits.argmax(-1)
     return Drawn(best, logits.gather(-1, best[:, None])[:, 0] - torch.logsumexp(logits, -1))
 
 
-def _tempered(logits: torch.Tensor, rules: Rules, rows: torch.Tensor, uniform: torch.Tensor) -> Drawn:
+def _tempered(logits: torch.Tensor, rules: SamplingRules, rows: torch.Tensor, uniform: torch.Tensor) -> Drawn:
     scaled = logits / rules.temperature[rows]
     min_p = rules.min_p[rows]
     least = min_p if bool((min_p > 0).any()) else None
@@ -175,7 +175,7 @@ def _inverse(weights: torch.Tensor, uniform: torch.Tensor, *, keep: bool) -> Dra
     return Drawn(token, logprob.float(), _kept(weights) if keep else None)
 
 
-def _truncated(logits: torch.Tensor, rules: Rules, rows: torch.Tensor, uniform: torch.Tensor) -> Drawn:
+def _truncated(logits: torch.Tensor, rules: SamplingRules, rows: torch.Tensor, uniform: torch.Tensor) -> Drawn:
     """Draw among the largest logits, in the order of their ids: which of two near-equal ones is larger then decides nothing.
     Rows whose top-p reaches beyond the first candidates look at the whole vocabulary."""
     scaled = logits / rules.temperature[rows]

@@ -9,10 +9,10 @@ from corrente.data.support import Ids
 from corrente.data.types import Completion, FinishReason, Request, Span, Tokens
 from corrente.engine.embedded.provenance import Routes, Sets
 from corrente.engine.embedded.stop import Decode, StopStrings, cut
-from corrente.engine.embedded.weights import Weights
+from corrente.engine.embedded.weights import EmbeddedWeights
 
 
-class Live:
+class LiveSequence:
     """A request being served. ``room`` is its budget, clipped to the context; ``kv`` the weights that computed all of its keys
     and values, None once they are mixed: only then may they be given to another sequence. The cache holds all of the tokens
     but the last. ``routes``: its experts, where the model has any that are recorded.
@@ -37,7 +37,7 @@ class Live:
         self, request: Request, *, room: int, stop_ids: frozenset[int], decode: Decode | None, vocabulary: int
     ) -> None:
         self.request, self.room = request, room
-        self.kv: Weights | None = None
+        self.kv: EmbeddedWeights | None = None
         self._stop_ids = stop_ids
         self._watch = StopStrings(request.sampling.stop, decode) if request.sampling.stop and decode else None
         self._length = len(request.tokens)

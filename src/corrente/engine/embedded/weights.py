@@ -11,7 +11,7 @@ from corrente.sync.base import Update
 from corrente.sync.layout import Layout
 
 
-class Weights:
+class EmbeddedWeights:
     """One version in use: what was announced, and its tensors, which are views into a buffer. Two of these are the same
     weights only if they are the same object: a version may be made twice, from different bytes."""
 

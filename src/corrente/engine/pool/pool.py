@@ -22,10 +22,10 @@ from anyio.abc import TaskStatus
 from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.engine.launcher import Launcher, Replica, Tell, untold
-from corrente.engine.pool.keeping import CatchUp, Keeper
 from corrente.engine.pool.publication import Publication
-from corrente.engine.pool.roster import Call, Member, Roster
+from corrente.engine.pool.roster import Member, PoolRequest, Roster
 from corrente.engine.pool.routing import Router
+from corrente.engine.pool.supervisor import CatchUp, ReplicaSupervisor
 from corrente.errors import GenerationError, RolloutError, WorkerDied
 from corrente.sync.base import Offer, Update
 
@@ -35,7 +35,7 @@ ANSWER_S = 2.0
 """How long counters and partials of one replica are waited for."""
 
 
-class Pool:
+class EnginePool:
     """Implements Engine and Receiver. Whoever opens it runs ``run`` as a task, and tells it how to ``catch_up`` (Sync.catch_up)
     before the first weights are published.
 
@@ -57,7 +57,7 @@ class Pool:
         self._roster = Roster()
         self._router = Router(slack=slack, rows=rows)
         self._publication = Publication(self._roster, deadline_s=deadline_s, tell=tell)
-        self._keeper = Keeper(
+        self._keeper = ReplicaSupervisor(
             self._roster, self._publication, launcher=launcher, restarts=restarts, deadline_s=deadline_s, tell=tell
         )
         self._busy_s = self._counted_s = 0.0
@@ -91,7 +91,7 @@ class Pool:
     # ---- Engine
 
     async def generate(self, request: Request) -> Completion:
-        call = Call(request)
+        call = PoolRequest(request)
         self._roster.calls.add(call)
         try:
             while True:
@@ -195,7 +195,7 @@ class Pool:
 
     # ---- one request
 
-    async def _assigned(self, call: Call) -> Member | None:
+    async def _assigned(self, call: PoolRequest) -> Member | None:
         """The replica to ask, as soon as one is ready; None when the call was aborted first."""
         roster = self._roster
         await roster.bell.until(lambda: call.aborted or bool(roster.ready()) or roster.over is not None)
@@ -207,7 +207,7 @@ class Pool:
             raise WorkerDied(str(roster.over))
         return ready[self._router.route(call.request.group, {name: len(m.calls) for name, m in ready.items()})]
 
-    async def _ask(self, member: Member, call: Call) -> Completion | None:
+    async def _ask(self, member: Member, call: PoolRequest) -> Completion | None:
         """What the request came to on ``member``; None when it has to go on elsewhere."""
         call.member, call.moving, call.scope = member, False, anyio.CancelScope()
         member.calls.add(call)
@@ -243,7 +243,9 @@ class Pool:
             raise WorkerDied(str(roster.over))
         return min(roster.ready(), key=lambda member: len(member.calls))
 
-    async def _on_members(self, calls: Sequence[Call], ask: Callable[[Member, Sequence[str]], Awaitable[None]]) -> None:
+    async def _on_members(
+        self, calls: Sequence[PoolRequest], ask: Callable[[Member, Sequence[str]], Awaitable[None]]
+    ) -> None:
         """Ask every replica about its own of these calls, at once. What is dead has nothing to say; of those that refuse, the
         first is raised once all were asked."""
         failures: list[RolloutError] = []
@@ -263,7 +265,7 @@ class Pool:
             raise failures[0]
 
 
-def _nothing_more(call: Call) -> Completion:
+def _nothing_more(call: PoolRequest) -> Completion:
     """A request that was aborted while no replica served it: what was written before."""
     if call.written is not None:
         return msgspec.structs.replace(call.written, finish_reason="abort")

@@ -21,7 +21,7 @@ EVACUATION_S = 2.0
 """How long a replica that is taken out of rotation gets to give back what it has sampled; then that is lost."""
 
 
-class Call:
+class PoolRequest:
     """A generation on its way. ``written`` is what replicas it had to leave sampled of it: it goes on from there.
 
     ``known``: what ``partials`` last saw of it; where a replica dies, that much is not lost. ``moving`` tells an abort that
@@ -52,7 +52,7 @@ class Member:
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.health = Health().launched().started()
-        self.calls: set[Call] = set()
+        self.calls: set[PoolRequest] = set()
         self.stats = EngineStats(version=-1)
         self.door = anyio.Lock()
         """Weights come to it one call at a time."""
@@ -100,7 +100,7 @@ class Roster:
     def __init__(self) -> None:
         self.bell = Bell()
         self.members: dict[str, Member] = {}
-        self.calls: set[Call] = set()
+        self.calls: set[PoolRequest] = set()
         self.live: Update | None = None
         self.over: WorkerDied | None = None
         """Why there will be no replica any more."""

@@ -26,7 +26,7 @@ from corrente.adapters.base import Factor
 from corrente.config import Lora
 from corrente.data.types import ApplyMode, Span
 from corrente.engine.vllm.client import ServerError
-from corrente.engine.vllm.engine import POLL_S, Live, VllmEngine
+from corrente.engine.vllm.engine import POLL_S, LiveRequest, VllmEngine
 from corrente.errors import GenerationError, SyncError
 from corrente.sync.base import Offer, Update
 from corrente.sync.layout import Layout, Slab, arrange
@@ -78,7 +78,7 @@ class AdapterEngine(VllmEngine):
         assert update is not None
         return self._loaded[update.slot].name
 
-    def spans(self, live: Live, labels: Sequence[Mapping[str, Any]]) -> list[Span]:
+    def spans(self, live: LiveRequest, labels: Sequence[Mapping[str, Any]]) -> list[Span]:
         """One version from first to last; the server's labels are of its weights, which do not change."""
         assert live.update is not None
         return [Span(live.update.version, 0, len(live.tokens))] if live.tokens else []

@@ -15,7 +15,7 @@ from corrente.engine.vllm.client import ServerError
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.engine.vllm.layout import checkpoint_shapes, plain
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import Offer, Update, VllmNccl
+from corrente.sync.base import Offer, Update, VllmNcclOffer
 from corrente.sync.layout import Layout
 
 JOIN = "/corrente/join"
@@ -28,7 +28,7 @@ class BuiltinEngine(VllmEngine):
         super().__init__(*args, **kwargs)
         self._layout = plain(checkpoint_shapes(source), dtype=dtype)
         self._joined: tuple[str, int, int] | None = None
-        self._offer: VllmNccl | None = None
+        self._offer: VllmNcclOffer | None = None
         self._half: int | None = None
 
     async def open(self) -> Layout:
@@ -43,7 +43,7 @@ class BuiltinEngine(VllmEngine):
 
     async def receive(self, offer: Offer) -> None:
         """Meet the learner where that is needed; the weights come with the flip."""
-        if not isinstance(offer, VllmNccl):
+        if not isinstance(offer, VllmNcclOffer):
             raise SyncError(
                 f"{self._client.url} takes weights by vLLM's own NCCL engine, not by {type(offer).__name__}"
             )
@@ -90,7 +90,7 @@ class BuiltinEngine(VllmEngine):
             raise SyncError(f"{self._client.url} holds a part of version {self._half}; start it anew")
 
 
-def _meeting(offer: VllmNccl) -> dict[str, Any]:
+def _meeting(offer: VllmNcclOffer) -> dict[str, Any]:
     return {
         "host": offer.host,
         "port": offer.port,

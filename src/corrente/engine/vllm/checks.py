@@ -13,10 +13,10 @@ from corrente.config import (
     Http,
     Inline,
     Lora,
+    OldWeights,
     Resume,
     RunConfig,
     Shm,
-    Snapshot,
     Vllm,
     VllmNccl,
 )
@@ -76,7 +76,7 @@ def _check_inflight(config: RunConfig) -> None:
     """A server has one set of weights, which every request samples from, but each request its own adapter, to its end."""
     kind = config.inflight.__struct_config__.tag
     if not isinstance(config.adapters, Lora):
-        if isinstance(config.inflight, Snapshot):
+        if isinstance(config.inflight, OldWeights):
             raise ConfigError(
                 'inflight.kind = "snapshot": vLLM samples all requests from one set of weights; with engine.kind = "vllm" '
                 "swap, recompute, resume, drain, barrier or cancel is allowed"
@@ -87,7 +87,7 @@ def _check_inflight(config: RunConfig) -> None:
             f"adapters.target_parameters = {list(config.adapters.target_parameters)}: vLLM adapts layers only; leave it out, "
             'or adapters.kind = "lora_merged"'
         )
-    if not isinstance(config.inflight, Snapshot | Drain | Barrier | Resume):
+    if not isinstance(config.inflight, OldWeights | Drain | Barrier | Resume):
         raise ConfigError(
             f'inflight.kind = "{kind}": with adapters.kind = "lora" vLLM lets a request finish under the adapter it began with; '
             'snapshot, drain, barrier or resume is allowed, or adapters.kind = "lora_merged"'

@@ -46,7 +46,7 @@ FLIP_S = 60.0
 """Longest wait for a flip: the step in progress has to end first."""
 
 
-class Live:
+class LiveRequest:
     """A request that is being served, and what it has been answered so far."""
 
     def __init__(self, request: Request, *, room: int) -> None:
@@ -88,7 +88,7 @@ class VllmEngine:
         self._mark = secrets.token_hex(4)
         self._model, self.context = "", 0
         self._update: Update | None = None
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._sent = 0
         self._prefill_tokens = self._decode_tokens = 0
         self._busy_s, self._busy_since = 0.0, 0.0
@@ -110,7 +110,7 @@ class VllmEngine:
         room = self._room(request)
         if request.id in self._live:
             raise GenerationError(f"request {request.id}: an equal id is being served")
-        live = Live(request, room=room)
+        live = LiveRequest(request, room=room)
         if (over := self._over(request, room)) is not None:
             return self._completion(live, over)
         if not self._live:
@@ -151,7 +151,7 @@ class VllmEngine:
         if found:
             await self._client.insist(lambda: self._end(found))
 
-    async def _end(self, ended: Sequence[Live]) -> None:
+    async def _end(self, ended: Sequence[LiveRequest]) -> None:
         await self._client.post(ABORT, {"request_ids": [live.name for live in ended if live.name]})
 
     async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]:
@@ -252,7 +252,7 @@ class VllmEngine:
             return "stop"
         return "length" if room <= 0 else None
 
-    async def _attempt(self, live: Live) -> Completion:
+    async def _attempt(self, live: LiveRequest) -> Completion:
         self._sent += 1
         live.begin(f"generate-tokens-{self._mark}-{self._sent}", self._update)
         if live.aborted:
@@ -262,7 +262,7 @@ class VllmEngine:
             raise ServerError(f"{self._client.url}: the answer has no end")
         return self._completion(live, "stop" if live.stopped else live.finish_reason)
 
-    async def _listen(self, live: Live) -> None:
+    async def _listen(self, live: LiveRequest) -> None:
         watch = self._watch(live.request)
         async with aclosing(self._client.stream(GENERATE, self._body(live))) as events:
             async for event in events:
@@ -274,7 +274,7 @@ class VllmEngine:
                 if live.finish_reason is None and live.aborted:
                     await self._end([live])
 
-    def _body(self, live: Live) -> dict[str, Any]:
+    def _body(self, live: LiveRequest) -> dict[str, Any]:
         request, sampling = live.request, live.request.sampling
         body = {
             "model": self.model(live.update),
@@ -307,7 +307,7 @@ class VllmEngine:
             watch.push(token)
         return watch
 
-    def _take(self, live: Live, choice: Mapping[str, Any], watch: StopStrings | None) -> None:
+    def _take(self, live: LiveRequest, choice: Mapping[str, Any], watch: StopStrings | None) -> None:
         """Add a piece to what is known. AlignmentError when tokens, log-probs and labels do not line up."""
         if not live.tokens and choice["token_ids"]:
             self._prefill_tokens += len(live.request.tokens)
@@ -338,7 +338,7 @@ class VllmEngine:
         """The name under which the server serves ``update``."""
         return self._model
 
-    def spans(self, live: Live, labels: Sequence[Mapping[str, Any]]) -> list[Span]:
+    def spans(self, live: LiveRequest, labels: Sequence[Mapping[str, Any]]) -> list[Span]:
         """Which version sampled which of its tokens, from the server's labels. GenerationError when they are not of this run."""
         spans: list[Span] = []
         for label in labels:
@@ -348,7 +348,7 @@ class VllmEngine:
             spans.append(Span(int(version), label["start"], min(label["end"], len(live.tokens))))
         return spans
 
-    def _completion(self, live: Live, reason: FinishReason) -> Completion:
+    def _completion(self, live: LiveRequest, reason: FinishReason) -> Completion:
         return Completion(
             tokens=np.array(live.tokens, np.int32),
             logprobs=np.array(live.logprobs, np.float32),

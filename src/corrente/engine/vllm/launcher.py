@@ -25,7 +25,7 @@ from anyio.abc import Process
 
 from corrente.config import Lora, RunConfig, Vllm, VllmNccl
 from corrente.engine.embedded.stop import Decode, load_decoder
-from corrente.engine.launcher import Replica, Tell, Weights, untold
+from corrente.engine.launcher import Replica, SharedWeights, Tell, untold
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.adapters import AdapterEngine
 from corrente.engine.vllm.builtin import BuiltinEngine
@@ -51,7 +51,9 @@ _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ")
 class VllmLauncher:
     """Implements Launcher for engine.kind = "vllm"."""
 
-    def __init__(self, config: RunConfig, *, weights: Weights, logs: Path | None = None, tell: Tell = untold) -> None:
+    def __init__(
+        self, config: RunConfig, *, weights: SharedWeights, logs: Path | None = None, tell: Tell = untold
+    ) -> None:
         assert isinstance(config.engine, Vllm)
         self._config, self._section, self._weights, self._logs = config, config.engine, weights, logs
         self._tell = tell

@@ -33,7 +33,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from corrente.engine.vllm.slots import Slots
-from corrente.engine.vllm.weights import Weights
+from corrente.engine.vllm.weights import VllmWeights
 from corrente.errors import SyncError
 from corrente.sync.base import Offer
 
@@ -66,7 +66,7 @@ class CorrenteEngine(WeightTransferEngine):
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
-        self.weights = Weights(
+        self.weights = VllmWeights(
             model,
             folder=Path(vllm_config.model_config.model),
             dtype=vllm_config.model_config.dtype,

@@ -26,7 +26,7 @@ Change = tuple[Any, str, Any]
 """An object, its attribute, and the value that a flip gives it; of every parameter."""
 
 
-class Ready(NamedTuple):
+class WeightsReady(NamedTuple):
     """A version that can be installed."""
 
     version: int
@@ -42,7 +42,7 @@ class _Spare(torch.nn.Module):
         self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
 
 
-class Weights:
+class VllmWeights:
     """The weights of ``model``, of which two versions may be held. ``folder`` is the checkpoint it was loaded from."""
 
     def __init__(self, model: torch.nn.Module, *, folder: Path, dtype: torch.dtype, compiled: bool) -> None:
@@ -54,7 +54,7 @@ class Weights:
         self._packed = _packed_layers(model) if self._device.type == "cpu" else {}
         self._padded = _padded_names(model)
         self.layout = self._describe(folder, dtype)
-        self._ready: list[Ready | None] = [None, None]
+        self._ready: list[WeightsReady | None] = [None, None]
         self._replaced: list[Any] = []
         """What the last flip took out: given up by the next ``prepare``, for freeing it takes longer than a flip may."""
 
@@ -85,7 +85,7 @@ class Weights:
         """Make what is in ``buffer`` ready to be installed. Long; any thread, while the model runs on the other slot."""
         tensors = views(self.layout, buffer)
         changes = self._pack(tensors) if self._device.type == "cpu" else self._upload(tensors)
-        self._ready[slot] = Ready(version, changes)
+        self._ready[slot] = WeightsReady(version, changes)
 
     def install(self, slot: int, version: int) -> None:
         """Sample from ``slot`` from now on. Between two steps of the model only. SyncError when it does not hold ``version``."""

@@ -35,7 +35,7 @@ LONGEST_WAIT_S = 5.0
 SHOWN = 200
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpponentServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model that plays. ``url`` up to and with /v1; ``system``: a message before all others, empty for none."""
 
     url: str
@@ -105,12 +105,12 @@ class Against:
 
             return play
         try:
-            endpoint = msgspec.convert(dict(given), Endpoint)
+            endpoint = msgspec.convert(dict(given), OpponentServer)
         except msgspec.ValidationError as error:
             raise ConfigError(f"env.options.opponents.{agent}: {error}; it has url and model") from None
         return lambda messages: self._chat(endpoint, messages)
 
-    async def _chat(self, endpoint: Endpoint, messages: Messages) -> str:
+    async def _chat(self, endpoint: OpponentServer, messages: Messages) -> str:
         """What the endpoint says. RolloutError for a 4xx and for what is no chat completion; the caller has a deadline."""
         system = [{"role": "system", "content": endpoint.system}] if endpoint.system else []
         body = {

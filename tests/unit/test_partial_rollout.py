@@ -8,7 +8,7 @@ import pytest
 
 from corrente.common import serialization
 from corrente.controller.ledger import LedgerState
-from corrente.controller.partial_rollout import Answer, Transcript, transcripts
+from corrente.controller.partial_rollout import PartialRollout, SavedRequest, partial_rollouts
 from corrente.controller.plan import Plan
 from corrente.controller.snapshot import Snapshot, Unfinished
 from corrente.data.types import Completion, Request, Sampling, Span
@@ -29,7 +29,7 @@ def part(*tokens: int, version: int = 0, reason: str = "abort") -> Completion:
 
 
 def test_an_interrupted_request_goes_on_from_where_it_was_any_number_of_times() -> None:
-    entry = Transcript().open(request(5, 6))
+    entry = PartialRollout().open(request(5, 6))
     assert entry.next.tokens.tolist() == [5, 6]
     entry.add(part(), interrupted=True)
     assert (entry.next.tokens.tolist(), entry.next.written, entry.finished) == ([5, 6], 0, False)
@@ -47,21 +47,21 @@ def test_an_interrupted_request_goes_on_from_where_it_was_any_number_of_times() 
 
 
 def test_an_abort_that_is_not_ours_is_the_end() -> None:
-    entry = Transcript().open(request(5))
+    entry = PartialRollout().open(request(5))
     entry.add(part(7), interrupted=False)
     assert entry.finished
     assert entry.completion.finish_reason == "abort"
 
 
 def test_a_record_answers_the_same_requests_in_the_same_order() -> None:
-    first = Transcript()
+    first = PartialRollout()
     one = first.open(request(1, 2))
     one.add(part(3, reason="stop"), interrupted=False)
     two = first.open(request(1, 2, 3, 4, seed=2, id="0/1"))
     with two.asking():
         two.look(part(5, 6), written=0)
         answers = first.answers()
-    again = Transcript(answers)
+    again = PartialRollout(answers)
     assert [a.finished for a in again.answers()] == [True, False]
     replayed = again.open(request(1, 2, id="9/0"))
     assert replayed.finished
@@ -76,10 +76,10 @@ def test_a_record_answers_the_same_requests_in_the_same_order() -> None:
 )
 def test_a_record_is_void_from_where_something_else_is_asked(asked: Request) -> None:
     answers = (
-        Answer(request=request(1, 2), completion=part(3, reason="stop"), finished=True),
-        Answer(request=request(1, 2, 3), completion=part(4, reason="stop"), finished=True),
+        SavedRequest(request=request(1, 2), completion=part(3, reason="stop"), finished=True),
+        SavedRequest(request=request(1, 2, 3), completion=part(4, reason="stop"), finished=True),
     )
-    again = Transcript(answers)
+    again = PartialRollout(answers)
     assert not again.open(asked).finished
     assert not again.open(request(1, 2, 3)).finished
     assert len(again.answers()) == 2
@@ -87,7 +87,7 @@ def test_a_record_is_void_from_where_something_else_is_asked(asked: Request) -> 
 
 def test_a_look_that_comes_after_the_call_has_ended_is_void() -> None:
     """The engine's answer to ``partials`` may be older than the interruption that ended the call it tells of."""
-    entry = Transcript().open(request(1))
+    entry = PartialRollout().open(request(1))
     with entry.asking():
         written = entry.written
     entry.add(part(2, 3), interrupted=True)
@@ -99,13 +99,16 @@ def test_a_look_that_comes_after_the_call_has_ended_is_void() -> None:
     assert entry.next.tokens.tolist() == [1, 2, 3]  # what was looked at has not come back yet
 
 
-def _tokens(answer: Answer) -> list[int]:
+def _tokens(answer: SavedRequest) -> list[int]:
     assert answer.completion is not None
     return answer.completion.tokens.tolist()
 
 
 def test_records_survive_the_codec() -> None:
-    answers = ((Answer(request=request(1, 2), completion=part(3, 4, version=6)),), (Answer(request=request(1, 2)),))
+    answers = (
+        (SavedRequest(request=request(1, 2), completion=part(3, 4, version=6)),),
+        (SavedRequest(request=request(1, 2)),),
+    )
     snapshot = _snapshot(Unfinished(prompt_id="0/0", answers=answers), version=6)
     back = serialization.decode(serialization.encode(snapshot), Snapshot).unfinished[0].answers
     assert _tokens(back[0][0]) == [3, 4]
@@ -131,7 +134,7 @@ def _snapshot(*unfinished: Unfinished, version: int) -> Snapshot:
 )
 def test_a_record_that_would_be_too_old_is_generated_anew(window: int, max_age: int | None, kept: list[bool]) -> None:
     places = [
-        Unfinished(prompt_id=f"0/{v}", answers=((Answer(request=request(1), completion=part(2, version=v)),),))
+        Unfinished(prompt_id=f"0/{v}", answers=((SavedRequest(request=request(1), completion=part(2, version=v)),),))
         for v in (4, 2, 1)
     ]
     plan = Plan(steps=9, prompts_per_step=2, group_size=1, max_age=max_age, window=window)
@@ -140,6 +143,6 @@ def test_a_record_that_would_be_too_old_is_generated_anew(window: int, max_age: 
 
 
 def test_there_is_a_transcript_for_every_episode() -> None:
-    record = (Answer(request=request(1)),)
-    made = transcripts(3, (record,))
+    record = (SavedRequest(request=request(1)),)
+    made = partial_rollouts(3, (record,))
     assert [len(t.answers()) for t in made] == [1, 0, 0]

@@ -7,14 +7,14 @@ import torch
 
 from corrente.errors import SyncError
 from corrente.sync.base import InPlace, OnDisk, Update
-from corrente.sync.following import Shelf
+from corrente.sync.lagged import VersionRing
 from corrente.sync.layout import Slab, arrange
 from corrente.sync.ring import Ring
 
 
 @pytest.mark.parametrize("lag", [1, 2, 5])
 def test_version_that_is_used_is_lag_behind_and_its_slot_is_never_filled(lag: int):
-    shelf, where = Shelf(lag), dict[int, int]()
+    shelf, where = VersionRing(lag), dict[int, int]()
     assert shelf.used is None
     for version in range(20):
         spare = shelf.spare
@@ -28,7 +28,7 @@ def test_version_that_is_used_is_lag_behind_and_its_slot_is_never_filled(lag: in
 
 
 def test_missed_versions_make_the_follower_older_and_never_younger():
-    shelf = Shelf(2)
+    shelf = VersionRing(2)
     got = [shelf.put(version).version for version in (7, 8, 10, 11, 14, 15, 16, 17)]
     assert got == [7, 7, 8, 8, 11, 11, 14, 15]
     assert shelf.put(17).version == 15  # the same again
@@ -36,7 +36,7 @@ def test_missed_versions_make_the_follower_older_and_never_younger():
 
 def test_lag_below_one_is_refused():
     with pytest.raises(SyncError, match="it must be at least 1"):
-        Shelf(0)
+        VersionRing(0)
 
 
 LAYOUT = arrange([Slab(name="w", shape=(4,), dtype="float32", offset=0, sources=("w",))])

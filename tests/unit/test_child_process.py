@@ -11,11 +11,11 @@ import corrente
 
 PROGRAM = """
 import os, signal, socket, subprocess, sys, time
-from corrente.common.child_process import settle
+from corrente.common.child_process import set_up_child
 
 ours, theirs = socket.socketpair()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-settle(socket=theirs.fileno(), parent=int(sys.argv[1]), nice=0)
+set_up_child(socket=theirs.fileno(), parent=int(sys.argv[1]), nice=0)
 for number in (signal.SIGINT, signal.SIGTERM):
     os.kill(os.getpid(), number)
 

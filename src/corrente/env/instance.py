@@ -23,7 +23,7 @@ import msgspec
 
 from corrente.common.serialization import to_plain
 from corrente.env.base import finite
-from corrente.env.calls import Call
+from corrente.env.calls import ToolCall
 from corrente.env.environment import Observation
 from corrente.env.tools import Offload, Toolbox, run, within
 from corrente.errors import ConfigError, RolloutError
@@ -35,7 +35,7 @@ CLOSE_S = 5.0
 """An instance that takes longer to close is left to itself: a run that ends is not to wait for it."""
 
 
-class Stage:
+class EnvInstance:
     """``environment`` None: nothing but ``functions``. ConfigError for an object that is no environment."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Stage:
             return DONE
         return _observation(await self._do("step", message=message), f"{self.name}.step")
 
-    async def call(self, calls: Sequence[Call]) -> tuple[list[dict[str, Any]], Counter[str]]:
+    async def call(self, calls: Sequence[ToolCall]) -> tuple[list[dict[str, Any]], Counter[str]]:
         """Answer calls: functions all at once, methods of the environment one after another. See Toolbox.call."""
         answers: list[dict[str, Any]] = [{} for _ in calls]
         counts: Counter[str] = Counter()

@@ -10,7 +10,7 @@ import pytest
 from corrente.data.types import LARGEST_REWARD
 from corrente.env.base import finite
 from corrente.errors import RolloutError
-from corrente.score.reading import number, read
+from corrente.score.parse import number, read
 
 
 @pytest.mark.parametrize("endless", [itertools.repeat(1.0), itertools.count(), (float(n) for n in itertools.count())])

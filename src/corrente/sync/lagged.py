@@ -1,7 +1,7 @@
 """The policy of some versions ago, kept at hand while the run goes on: who keeps which version where, and how versions get there.
 
-    Shelf      which of its slots a follower fills next, and which version it uses: ``lag`` behind the newest that it has
-    Followed   a Sync around another: each version that goes live is also brought to a follower, beside the pipeline
+    VersionRing      which of its slots a follower fills next, and which version it uses: ``lag`` behind the newest that it has
+    LaggedSync   a Sync around another: each version that goes live is also brought to a follower, beside the pipeline
 
 A follower is a Receiver with lag + 2 slots of its own: lag + 1 versions that it has, and room for the next. It fetches while it
 serves, and takes up another version between two calls. The pipeline waits for it in one case alone: when it has not fetched a
@@ -24,7 +24,7 @@ TRIES = 3
 """Of bringing one version to a follower."""
 
 
-class Shelf:
+class VersionRing:
     """lag + 2 slots. ``spare``: the one to be filled next; ``put`` says which version is whole there, and returns the version to
     be used from now on, as an Update of its slot."""
 
@@ -58,7 +58,7 @@ class Shelf:
         return self._kept[0]
 
 
-class Followed:
+class LaggedSync:
     """Implements Sync. ``run`` must be running. ``tell`` hears of versions that the follower missed."""
 
     def __init__(self, inner: Sync, follower: Receiver, *, tell: Callable[[str, str], None]) -> None:

@@ -30,7 +30,7 @@ HEARTBEAT_S = 5.0
 """Between two questions whether a replica still answers."""
 
 
-class Keeper:
+class ReplicaSupervisor:
     """``restarts``: replacements in all. ``deadline_s``: of bringing a replica up to date, and of any answer."""
 
     def __init__(

@@ -260,7 +260,7 @@ def test_dump_loads_to_the_same_config(tmp_path: Path):
     st.builds(
         c.RunConfig,
         run=st.builds(c.Run, name=st.text(), seed=st.integers(0, 2**40)),
-        learner=st.builds(c.Learner, lr=st.floats(min_value=1e-30, max_value=1e30)),
+        learner=st.builds(c.LearnerConfig, lr=st.floats(min_value=1e-30, max_value=1e30)),
         sampling=st.builds(c.Sampling, stop=st.lists(st.text()).map(tuple), top_p=st.floats(0.01, 1)),
         reward=st.builds(c.Reward, functions=st.lists(st.text()).map(tuple)),
         staleness=st.builds(c.Staleness, reject=st.none() | st.integers(0, 9)),

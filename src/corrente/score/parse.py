@@ -12,39 +12,39 @@ import msgspec
 from corrente.data.types import LARGEST_REWARD
 
 
-class Reading(msgspec.Struct, frozen=True):
+class ParsedScore(msgspec.Struct, frozen=True):
     """One value of an answer: a number, None where it does not apply, or why it is neither."""
 
     score: float | None = None
     error: str = ""
 
 
-def read(name: str, answer: Any, *, count: int) -> list[Reading]:
+def read(name: str, answer: Any, *, count: int) -> list[ParsedScore]:
     """``count`` readings of the answer that ``name`` gave."""
     values = _as_list(answer, most=count)
     if values is None:
         shape = f"answered with {type(answer).__name__}, a list of {count} numbers or None is needed"
-        return [Reading(error=f"{name}: {shape}")] * count
+        return [ParsedScore(error=f"{name}: {shape}")] * count
     if len(values) != count:
         cut_short = len(values) > count and not isinstance(answer, Collection)
         many = f"more than {count}" if cut_short else str(len(values))
-        return [Reading(error=f"{name}: answered with {many} values for {count} completions")] * count
+        return [ParsedScore(error=f"{name}: answered with {many} values for {count} completions")] * count
     return [number(name, value) for value in values]
 
 
-def number(name: str, value: Any) -> Reading:
+def number(name: str, value: Any) -> ParsedScore:
     """One value: a finite number, small enough for float32 to compute with, or None."""
     if value is None:
-        return Reading()
+        return ParsedScore()
     try:
         found = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
-        return Reading(error=f"{name}: answered with {str(value)[:80]!r}, a finite number or None is needed")
+        return ParsedScore(error=f"{name}: answered with {str(value)[:80]!r}, a finite number or None is needed")
     if abs(found) > LARGEST_REWARD:
-        return Reading(error=f"{name}: answered with {found:g}, a reward is at most {LARGEST_REWARD:g} in size")
-    return Reading(score=found)
+        return ParsedScore(error=f"{name}: answered with {found:g}, a reward is at most {LARGEST_REWARD:g} in size")
+    return ParsedScore(score=found)
 
 
 def _as_list(answer: Any, *, most: int) -> list[Any] | None:

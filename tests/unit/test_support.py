@@ -184,9 +184,9 @@ def test_a_row_with_what_is_kept_crosses_the_wire():
         experts=np.arange(16, dtype=np.int16).reshape(4, 2, 2),
     )
     batch = Batch(step=0, version=0, rows=(row,), sequences=1, tokens=2)
-    (data,) = wire.Frames().feed(wire.frame(wire.Call(1, wire.Step(batch=batch))))
-    call: wire.Call = wire.decode(data, wire.Call)
-    assert isinstance(call.body, wire.Step)
+    (data,) = wire.Frames().feed(wire.frame(wire.Rpc(1, wire.StepRpc(batch=batch))))
+    call: wire.Rpc = wire.decode(data, wire.Rpc)
+    assert isinstance(call.body, wire.StepRpc)
     (got,) = call.body.batch.rows
     assert got.support is not None
     assert listed(got.support) == [None, None, [2, 5], [3]]

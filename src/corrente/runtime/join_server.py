@@ -20,13 +20,13 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from corrente.config import Procs, RunConfig
-from corrente.engine.launcher import Replica, Tell, Weights
+from corrente.engine.launcher import Replica, SharedWeights, Tell
 from corrente.errors import CorrenteError, PipelineError, WorkerDied
 from corrente.runtime import greeting, wire
 from corrente.runtime.failures import as_one
 from corrente.runtime.greeting import Hello, Refused, Welcome
 from corrente.runtime.handles import ProcEngine
-from corrente.runtime.launching import Deathbed, prepare, ready_within
+from corrente.runtime.launching import ExitWatcher, prepare, ready_within
 from corrente.runtime.line import Line
 from corrente.version import __version__
 
@@ -38,11 +38,11 @@ MOST_AT_ONCE = 8
 """Connections that have not said who they are yet."""
 
 
-class Doorkeeper:
+class JoinServer:
     """Lets engines in, while ``run`` runs. ``factory`` is what they build their core with; ``pool`` is who adopts them."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, *, factory: str, weights: Weights, pool: Any, tell: Tell
+        self, folder: Path, config: RunConfig, *, factory: str, weights: SharedWeights, pool: Any, tell: Tell
     ) -> None:
         self._folder, self._config, self._factory = folder, config, factory
         self._weights, self._pool, self._tell = weights, pool, tell
@@ -103,7 +103,7 @@ class Doorkeeper:
     async def _joining(self, line: Line, name: str) -> AsyncIterator[Replica]:
         """An engine that was welcomed, as a replica; what keeps it from becoming one is said to it as well."""
         section = self._config.runtime if isinstance(self._config.runtime, Procs) else Procs()
-        deathbed, leaving = Deathbed(), anyio.Event()
+        deathbed, leaving = ExitWatcher(), anyio.Event()
         line.unasked = lambda _: leaving.set()
         with as_one():
             async with anyio.create_task_group() as tasks:
@@ -122,7 +122,7 @@ class Doorkeeper:
                     name=name, engine=ProcEngine(line), layout=layout, ended=deathbed.ended, leaving=leaving.wait
                 )
                 tasks.cancel_scope.cancel()
-        line.bury(line.death or f"{line.label} was let go")
+        line.mark_dead(line.death or f"{line.label} was let go")
 
 
 async def _life(line: Line) -> NoReturn:
@@ -132,7 +132,7 @@ async def _life(line: Line) -> NoReturn:
         how = "closed its connection"
     except* (ValueError, msgspec.MsgspecError) as errors:
         how = f"spoke nonsense ({errors.exceptions[0]})"
-    line.bury(f"{line.label} {how}")
+    line.mark_dead(f"{line.label} {how}")
     raise WorkerDied(line.death)
 
 

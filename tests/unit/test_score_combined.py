@@ -18,14 +18,14 @@ from corrente.common.threads import inline
 from corrente.config.rewards import RewardModelScorer
 from corrente.data.types import Group, StepScore
 from corrente.errors import ConfigError
-from corrente.score.base import Mark
+from corrente.score.base import ScoreResult
 from corrente.score.batching import Batcher, pick
 from corrente.score.build import terms
-from corrente.score.functions import FunctionScorer, FunctionSource, Progress
+from corrente.score.call_stats import percentile
+from corrente.score.combined import HOPELESS, CombinedScorer, ScorerTerms
+from corrente.score.functions import FunctionSource, FunctionsScorer, Progress
 from corrente.score.messages import Judge, Judged, Opinion, Sample
-from corrente.score.meter import percentile
 from corrente.score.models import ModelProcess, RewardModelSource
-from corrente.score.panel import HOPELESS, Panel, Terms
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
 
@@ -34,7 +34,12 @@ class Source:
     """Takes ``wait_s`` for each call and answers what ``answer`` says of the group."""
 
     def __init__(
-        self, answer: Callable[[Group], Sequence[Mark]], *, name: str = "it", single: bool = False, wait_s: float = 0.0
+        self,
+        answer: Callable[[Group], Sequence[ScoreResult]],
+        *,
+        name: str = "it",
+        single: bool = False,
+        wait_s: float = 0.0,
     ) -> None:
         self.name, self.single = name, single
         self._answer, self._wait_s = answer, wait_s
@@ -44,7 +49,7 @@ class Source:
     async def ready(self) -> None:
         await anyio.lowlevel.checkpoint()
 
-    async def mark(self, group: Group) -> Sequence[Mark]:
+    async def mark(self, group: Group) -> Sequence[ScoreResult]:
         self.asked.append(len(group.episodes))
         self.running += 1
         self.most = max(self.most, self.running)
@@ -55,15 +60,15 @@ class Source:
             self.running -= 1
 
 
-def ones(group: Group) -> list[Mark]:
-    return [Mark(score=1.0) for _ in group.episodes]
+def ones(group: Group) -> list[ScoreResult]:
+    return [ScoreResult(score=1.0) for _ in group.episodes]
 
 
-def fails(group: Group) -> list[Mark]:
+def fails(group: Group) -> list[ScoreResult]:
     raise KeyError("gold")
 
 
-def scored(panel: Panel, *groups: Group) -> tuple[list[Group], float]:
+def scored(panel: CombinedScorer, *groups: Group) -> tuple[list[Group], float]:
     """Groups scored at once, and when that was done."""
 
     async def main() -> tuple[list[Group], float]:
@@ -82,7 +87,7 @@ def scored(panel: Panel, *groups: Group) -> tuple[list[Group], float]:
 
 def test_limit_makes_calls_wait_and_the_wait_is_not_part_of_the_deadline():
     source = Source(ones, wait_s=2.0)
-    panel = Panel([(source, Terms(at_once=2, deadline_s=3.0))])
+    panel = CombinedScorer([(source, ScorerTerms(at_once=2, deadline_s=3.0))])
     groups, now_s = scored(panel, *(group("a", "b") for _ in range(8)))
     assert now_s == 8.0
     assert source.most == 2
@@ -97,15 +102,15 @@ def test_limit_makes_calls_wait_and_the_wait_is_not_part_of_the_deadline():
 
 
 def test_single_source_is_asked_about_one_episode_at_a_time_all_at_once():
-    source = Source(lambda g: [Mark(score=float(len(g.episodes[0].text)))], single=True, wait_s=1.0)
-    groups, now_s = scored(Panel([(source, Terms())]), group("a", "bbb", "cc"))
+    source = Source(lambda g: [ScoreResult(score=float(len(g.episodes[0].text)))], single=True, wait_s=1.0)
+    groups, now_s = scored(CombinedScorer([(source, ScorerTerms())]), group("a", "bbb", "cc"))
     assert [e.reward for e in groups[0].episodes] == [1.0, 3.0, 2.0]
     assert (source.asked, source.most, now_s) == ([1, 1, 1], 3, 1.0)
 
 
 def test_one_slow_source_makes_no_other_wait():
     slow, quick = Source(ones, name="slow", wait_s=5.0), Source(ones, name="quick")
-    panel = Panel([(slow, Terms(at_once=1)), (quick, Terms())])
+    panel = CombinedScorer([(slow, ScorerTerms(at_once=1)), (quick, ScorerTerms())])
     _, now_s = scored(panel, group("a"), group("a"))
     assert now_s == 10.0
     assert panel.stats()["score/quick_latency_mean_s"] == 0.0
@@ -120,20 +125,20 @@ def test_one_slow_source_makes_no_other_wait():
     ],
 )
 def test_failure_costs_what_the_policy_says(failure: Any, status: str, reward: float | None, scores: Any):
-    terms = Terms(failure=failure, default=-2.0, weight=2.0)
-    panel = Panel([(Source(ones, name="fine"), Terms()), (Source(fails), terms)])
+    terms = ScorerTerms(failure=failure, default=-2.0, weight=2.0)
+    panel = CombinedScorer([(Source(ones, name="fine"), ScorerTerms()), (Source(fails), terms)])
     (result,), _ = scored(panel, group("a"))
     (episode,) = result.episodes
     assert (episode.status, episode.reward, episode.scores) == (status, reward, scores)
     assert re.fullmatch(
-        r"it: KeyError: 'gold' \(.*test_score_panel\.py:\d+\)" if status == "failed" else "", episode.error
+        r"it: KeyError: 'gold' \(.*test_score_combined\.py:\d+\)" if status == "failed" else "", episode.error
     )
     assert panel.stats()["score/it_failed"] == 1.0
 
 
 def test_deadline_costs_what_the_policy_says_and_is_counted_apart():
-    terms = Terms(failure="default", default=0.5, deadline_s=1.0)
-    panel = Panel([(Source(ones, wait_s=60.0), terms)])
+    terms = ScorerTerms(failure="default", default=0.5, deadline_s=1.0)
+    panel = CombinedScorer([(Source(ones, wait_s=60.0), terms)])
     (result,), now_s = scored(panel, group("a", "b"))
     assert now_s == 1.0
     assert [e.reward for e in result.episodes] == [0.5, 0.5]
@@ -142,7 +147,7 @@ def test_deadline_costs_what_the_policy_says_and_is_counted_apart():
 
 
 def test_policy_is_for_exceptions_one_that_only_fails_loses_episodes_after_all():
-    panel = Panel([(Source(fails), Terms(failure="default"))])
+    panel = CombinedScorer([(Source(fails), ScorerTerms(failure="default"))])
 
     async def main() -> list[str]:
         return [(await panel.score(group("a"))).episodes[0].status for _ in range(HOPELESS + 2)]
@@ -151,15 +156,19 @@ def test_policy_is_for_exceptions_one_that_only_fails_loses_episodes_after_all()
 
 
 def test_number_of_marks_must_be_that_of_the_episodes():
-    (result,), _ = scored(Panel([(Source(lambda _: [Mark(score=1.0)]), Terms())]), group("a", "b"))
+    (result,), _ = scored(
+        CombinedScorer([(Source(lambda _: [ScoreResult(score=1.0)]), ScorerTerms())]), group("a", "b")
+    )
     assert {e.error for e in result.episodes} == {"it: gave 1 marks for 2 episodes"}
 
 
 def test_steps_are_weighted_and_those_of_several_sources_add_up():
-    def steps(score: float) -> Callable[[Group], list[Mark]]:
-        return lambda g: [Mark(score=score, steps=(StepScore(0, 0, 1, score),)) for _ in g.episodes]
+    def steps(score: float) -> Callable[[Group], list[ScoreResult]]:
+        return lambda g: [ScoreResult(score=score, steps=(StepScore(0, 0, 1, score),)) for _ in g.episodes]
 
-    panel = Panel([(Source(steps(0.5), name="a"), Terms(weight=2.0)), (Source(steps(3.0), name="b"), Terms())])
+    panel = CombinedScorer(
+        [(Source(steps(0.5), name="a"), ScorerTerms(weight=2.0)), (Source(steps(3.0), name="b"), ScorerTerms())]
+    )
     (result,), _ = scored(panel, group("x"))
     (episode,) = result.episodes
     assert episode.step_scores == (StepScore(0, 0, 1, 1.0), StepScore(0, 0, 1, 3.0))
@@ -168,13 +177,15 @@ def test_steps_are_weighted_and_those_of_several_sources_add_up():
 
 def test_two_sources_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="two scorers are called 'it'"):
-        Panel([(Source(ones), Terms()), (Source(ones), Terms())])
+        CombinedScorer([(Source(ones), ScorerTerms()), (Source(ones), ScorerTerms())])
 
 
 def test_panel_keeps_the_contract_of_a_scorer():
     async def main() -> None:
         await check_scorer(
-            lambda: Panel([(Source(ones, name="a"), Terms(at_once=1)), (Source(fails), Terms(failure="none"))]),
+            lambda: CombinedScorer(
+                [(Source(ones, name="a"), ScorerTerms(at_once=1)), (Source(fails), ScorerTerms(failure="none"))]
+            ),
             group("a", "bb", "ccc"),
         )
 
@@ -191,7 +202,7 @@ def test_state_says_how_far_the_run_is():
         seen.append(trainer_state)
         return [0.0] * len(completions)
 
-    scorer = FunctionScorer([watching], offload=inline, state_of=Progress(every=2, max_steps=50))
+    scorer = FunctionsScorer([watching], offload=inline, state_of=Progress(every=2, max_steps=50))
     scored(scorer, group("a", version=7))
     (state,) = seen
     assert (state.global_step, state.max_steps, state.epoch) == (14, 50, 0.0)
@@ -203,7 +214,7 @@ def test_logged_columns_are_kept_with_the_episodes_and_metrics_are_averaged():
         log_metric("mean_length", sum(map(len, completions)) / len(completions))
         return [0.0] * len(completions)
 
-    scorer = FunctionScorer([logging], offload=inline)
+    scorer = FunctionsScorer([logging], offload=inline)
     (first, second), _ = scored(scorer, group("a", "bbb"), group("cccc"))
     assert [e.extra for e in (*first.episodes, *second.episodes)] == [{"length": 1}, {"length": 3}, {"length": 4}]
     assert scorer.stats()["logged/mean_length"] == 3.0
@@ -217,7 +228,7 @@ def test_what_is_logged_can_be_written_whatever_it_is():
         log_extra("nested", [{"a": [1, None]}, np.zeros(2)])
         return [0.0] * len(completions)
 
-    (result,), _ = scored(FunctionScorer([logging], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([logging], offload=inline), group("a", "b"))
     first, second = (e.extra for e in result.episodes)
     assert first == {"number": 0.5, "other": "<class 'object'>", "nested": {"a": [1, None]}}
     assert second == {"number": 3, "other": str(1 << 80), "nested": "[0. 0.]"}
@@ -233,7 +244,7 @@ def test_what_is_logged_can_be_written_whatever_it_is():
     ],
 )
 def test_wrong_logging_is_the_functions_fault(wrong: Any, error: str):
-    (result,), _ = scored(FunctionScorer([wrong], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([wrong], offload=inline), group("a", "b"))
     assert all(e.error.startswith(f"lambda: ValueError: {error} ({__file__}:") for e in result.episodes)
 
 
@@ -241,7 +252,7 @@ def test_answer_that_breaks_while_it_is_read_is_the_functions_fault():
     def breaks(completions: list[str]) -> Any:
         return (1 / (at - 1) for at, _ in enumerate(completions))
 
-    (result,), _ = scored(FunctionScorer([breaks], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([breaks], offload=inline), group("a", "b"))
     assert all(e.error.startswith("breaks: ZeroDivisionError: ") for e in result.episodes)
 
 
@@ -310,7 +321,7 @@ def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait
     """Eight groups at once, a batch each; each batch has 1.5 s."""
     process = ModelProcess("a role", {}, name="rm", batch=1 if status == "ok" else 8, deadline_s=1.5)
     process._child = child = Child(wait_s)  # type: ignore[assignment]
-    panel = Panel([(RewardModelSource(process), terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
+    panel = CombinedScorer([(RewardModelSource(process), terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
 
     async def main() -> tuple[list[Group], float]:
         scored: list[Group] = []
@@ -366,9 +377,9 @@ def test_percentile_is_the_nearest_rank():
 
 
 def test_rewards_that_add_up_to_too_much_cost_their_episode():
-    big = Source(lambda g: [Mark(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="big")
-    also = Source(lambda g: [Mark(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="also")
-    (result,), _ = scored(Panel([(big, Terms()), (also, Terms())]), group("a", "b"))
+    big = Source(lambda g: [ScoreResult(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="big")
+    also = Source(lambda g: [ScoreResult(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="also")
+    (result,), _ = scored(CombinedScorer([(big, ScorerTerms()), (also, ScorerTerms())]), group("a", "b"))
     lost, fine = result.episodes
     assert (lost.status, fine.status, fine.reward) == ("failed", "ok", 2.0)
     assert lost.error == "the reward adds up to 1.8e+18 (big 9e+17, also 9e+17); it must be at most 1e+18 in size"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corrente.algo import checks as algo_checks
-from corrente.config import Algo, Learner, Model, RunConfig, Staleness
+from corrente.config import Algo, LearnerConfig, Model, RunConfig, Staleness
 from corrente.data.types import Sampling
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
@@ -74,7 +74,7 @@ def test_what_is_for_mixtures_of_experts_is_refused_for_other_models(
     sections: dict[str, Any], key: str, tmp_path: Path
 ):
     model = Model(path=str(folder(tmp_path)), keep_routing=sections.get("keep_routing"))
-    config = RunConfig(model=model, learner=Learner(router_aux_loss_coef=sections.get("coef", 0.0)))
+    config = RunConfig(model=model, learner=LearnerConfig(router_aux_loss_coef=sections.get("coef", 0.0)))
     with pytest.raises(ConfigError, match=f"^{key}: .* is no mixture of experts"):
         check_config(config)
 

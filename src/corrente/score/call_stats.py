@@ -12,7 +12,7 @@ REMEMBERED = 256
 """Calls that mean and percentile are taken over."""
 
 
-class Meter:
+class CallStats:
     """One source's numbers. Times are of the pipeline's clock."""
 
     def __init__(self) -> None:

@@ -20,18 +20,18 @@ from typing import Literal
 import anyio
 import msgspec
 
-from corrente.common.threads import contained
+from corrente.common.threads import guard_user_code
 from corrente.data.types import LARGEST_REWARD, Episode, Group, StepScore
 from corrente.errors import ConfigError, DeadlineError, RolloutError, described, root_cause
-from corrente.score.base import Mark, Source
-from corrente.score.meter import Meter
+from corrente.score.base import ScoreResult, Source
+from corrente.score.call_stats import CallStats
 
 HOPELESS = 32
 
 Failing = Literal["lose", "none", "default"]
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class ScorerTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What a source is worth and what it is allowed. ``at_once`` 0: any number of calls. ``key`` is what to change about the
     deadline."""
 
@@ -43,10 +43,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     key: str = "reward.deadline_s"
 
 
-class Panel:
+class CombinedScorer:
     """Implements Scorer."""
 
-    def __init__(self, members: Sequence[tuple[Source, Terms]]) -> None:
+    def __init__(self, members: Sequence[tuple[Source, ScorerTerms]]) -> None:
         names = [source.name for source, _ in members]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
@@ -60,7 +60,7 @@ class Panel:
         if not fit:
             return group
         asked = msgspec.structs.replace(group, episodes=fit)
-        verdicts: dict[str, list[Verdict]] = {}
+        verdicts: dict[str, list[ScoreVerdict]] = {}
 
         async def ask(member: _Member) -> None:
             verdicts[member.name] = await member.judge(asked)
@@ -73,10 +73,10 @@ class Panel:
         return msgspec.structs.replace(group, episodes=episodes)
 
     def stats(self) -> dict[str, float]:
-        """See Scorer.stats and ``Meter.values``; what functions log themselves is under ``logged/``."""
+        """See Scorer.stats and ``CallStats.values``; what functions log themselves is under ``logged/``."""
         return {name: value for member in self._members for name, value in member.stats().items()}
 
-    def _combine(self, episode: Episode, verdicts: Sequence[Verdict]) -> Episode:
+    def _combine(self, episode: Episode, verdicts: Sequence[ScoreVerdict]) -> Episode:
         extra = {column: value for v in verdicts for column, value in v.mark.extra.items()}
         scores = {m.name: v.mark.score for m, v in zip(self._members, verdicts, strict=True) if not v.lost}
         kept = msgspec.structs.replace(
@@ -107,10 +107,10 @@ class Panel:
         )
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ScoreVerdict(msgspec.Struct, frozen=True):
     """A mark, and whether it costs the episode; ``late``: because the deadline passed."""
 
-    mark: Mark
+    mark: ScoreResult
     lost: bool = False
     late: bool = False
 
@@ -118,19 +118,19 @@ class Verdict(msgspec.Struct, frozen=True):
 class _Member:
     """A source under its terms."""
 
-    def __init__(self, source: Source, terms: Terms) -> None:
+    def __init__(self, source: Source, terms: ScorerTerms) -> None:
         self.name, self.terms = source.name, terms
         self._source = source
-        self._meter = Meter()
+        self._meter = CallStats()
         self._places: anyio.CapacityLimiter | None = None
         self._failed_in_a_row = 0
         self._logged: dict[str, tuple[float, int]] = {}
 
-    async def judge(self, group: Group) -> list[Verdict]:
+    async def judge(self, group: Group) -> list[ScoreVerdict]:
         """One verdict per episode."""
         if not self._source.single:
             return await self._call(group)
-        verdicts: list[list[Verdict]] = [[] for _ in group.episodes]
+        verdicts: list[list[ScoreVerdict]] = [[] for _ in group.episodes]
 
         async def one(at: int, episode: Episode) -> None:
             verdicts[at] = await self._call(msgspec.structs.replace(group, episodes=(episode,)))
@@ -145,7 +145,7 @@ class _Member:
         self._logged = {}
         return {**self._meter.values(self.name), **logged}
 
-    async def _call(self, group: Group) -> list[Verdict]:
+    async def _call(self, group: Group) -> list[ScoreVerdict]:
         """Wait for a place, ask, and make verdicts of whatever comes of it."""
         place = object()
         with self._meter.queued():
@@ -162,35 +162,37 @@ class _Member:
             self._log(marks)
         return [self._verdict(mark, late=late) for mark in marks]
 
-    async def _ask(self, group: Group) -> tuple[Sequence[Mark], bool]:
+    async def _ask(self, group: Group) -> tuple[Sequence[ScoreResult], bool]:
         """Marks, and whether they say that the deadline passed."""
         count = len(group.episodes)
         try:
             await self._source.ready()
             with self._meter.called(), anyio.move_on_after(self.terms.deadline_s) as deadline:
-                with contained():
+                with guard_user_code():
                     marks = await self._source.mark(group)
                 if len(marks) != count:
-                    return [Mark(error=f"{self.name}: gave {len(marks)} marks for {count} episodes")] * count, False
+                    return [
+                        ScoreResult(error=f"{self.name}: gave {len(marks)} marks for {count} episodes")
+                    ] * count, False
                 return marks, False
             assert deadline.cancelled_caught
         except Exception as error:  # user code, models, networks: anything may come, and it costs these episodes only
             cause = root_cause(error)
             text = str(cause) if isinstance(cause, RolloutError) else described(cause)
             text = text if text.startswith(f"{self.name}: ") else f"{self.name}: {text}"
-            return [Mark(error=text)] * count, isinstance(cause, DeadlineError)
+            return [ScoreResult(error=text)] * count, isinstance(cause, DeadlineError)
         allowed = f"{self.terms.key} = {self.terms.deadline_s:g} s"
-        return [Mark(error=f"{self.name}: no answer within {allowed}")] * count, True
+        return [ScoreResult(error=f"{self.name}: no answer within {allowed}")] * count, True
 
-    def _verdict(self, mark: Mark, *, late: bool) -> Verdict:
+    def _verdict(self, mark: ScoreResult, *, late: bool) -> ScoreVerdict:
         if not mark.error:
-            return Verdict(mark)
+            return ScoreVerdict(mark)
         if self.terms.failure == "lose" or self._failed_in_a_row >= HOPELESS:
-            return Verdict(mark, True, late)
+            return ScoreVerdict(mark, True, late)
         score = self.terms.default if self.terms.failure == "default" else None
-        return Verdict(Mark(score=score, extra=mark.extra))
+        return ScoreVerdict(ScoreResult(score=score, extra=mark.extra))
 
-    def _log(self, marks: Sequence[Mark]) -> None:
+    def _log(self, marks: Sequence[ScoreResult]) -> None:
         for name, value in ((name, value) for mark in marks for name, value in mark.metrics.items()):
             total, count = self._logged.get(name, (0.0, 0))
             self._logged[name] = (total + value, count + 1)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from corrente.data.types import Completion, Tokens
 from corrente.env.calls import Parsed, Parser, choose, plain
 from corrente.errors import ConfigError, RolloutError
-from corrente.prompts.base import Chat, Message
+from corrente.prompts.base import ChatEncoder, Message
 
 DESCRIPTION = (
     "You may call functions. Here they are, as JSON schemas:\n<tools>\n{tools}\n</tools>\n"
@@ -33,11 +33,11 @@ class Hf(Protocol):
     def hf(self) -> Any: ...
 
 
-class Voice:
+class ChatRenderer:
     """A chat template with its tokenizer. ``tools``: JSON schemas of what the policy may call; ``calls``: see calls.choose."""
 
     def __init__(
-        self, chat: Chat, tokenizer: Hf, *, tools: Sequence[Mapping[str, Any]] = (), calls: str = "auto"
+        self, chat: ChatEncoder, tokenizer: Hf, *, tools: Sequence[Mapping[str, Any]] = (), calls: str = "auto"
     ) -> None:
         self._chat, self._tokenizer, self._tools, self._calls = chat, tokenizer, tuple(tools), calls
 
