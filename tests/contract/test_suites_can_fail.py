@@ -42,8 +42,8 @@ from corrente.testing import (
     check_staleness,
     check_sync,
     run_virtual,
+    samples,
 )
-from corrente.testing.samples import group, prompt
 
 
 class FreesAtTake(WindowBuffer):
@@ -273,7 +273,7 @@ def test_a_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
             self.state += 1
             return await super().step(batch)
 
-    batch = VirtualAlgorithm().batch([group(rewards=(0.0, 1.0))], step=0, version=0, oldest_trainable=[None])
+    batch = VirtualAlgorithm().batch([samples.group(rewards=(0.0, 1.0))], step=0, version=0, oldest_trainable=[None])
 
     @asynccontextmanager
     async def make() -> AsyncGenerator[LearnerCase]:
@@ -391,9 +391,9 @@ def test_envs_scorers_and_sinks_that_break_their_contracts_are_caught() -> None:
             values.clear()
 
     with pytest.raises(ContractError, match="exactly as sampled"):
-        run_virtual(check_env, Retokenises, prompt(1))
+        run_virtual(check_env, Retokenises, samples.prompt(id="0/1"))
     with pytest.raises((ContractError, ExceptionGroup)) as caught:
-        run_virtual(check_scorer, Shuffles, group(size=3))
+        run_virtual(check_scorer, Shuffles, samples.group(size=3))
     assert "same order" in repr(caught.value)
     with pytest.raises(ContractError, match="does not change"):
         check_sink(Edits)

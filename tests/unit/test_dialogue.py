@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.unit.talking import FORGETS, PLAIN, WITH_TOOLS, ByteTokenizer, said, sampled, voice
 
 from corrente.algo.graph import rows
-from corrente.data.types import Episode, Turn
+from corrente.data.types import Turn
 from corrente.env.dialogue import Dialogue
 from corrente.errors import RolloutError
+from corrente.testing import samples
 
 ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 ASK = {"role": "user", "content": "two and two?"}
@@ -83,7 +84,7 @@ def test_rewritten_history_forks_or_is_kept_as_the_config_says(history):
         assert dialogue.forks == 0
         assert "<|assistant|><think>hm</think>four<|end|>\n<|user|>and three?<|end|>\n<|assistant|>seven" in text
         assert [turn.parent for turn in turns] == [None, 0, 1, 2]
-    episode = Episode(prompt_id="0/0", group_id=0, index=0, turns=tuple(turns))
+    episode = samples.episode(turns=turns)
     made = rows(0, episode, advantages_T=np.ones(episode.sampled_tokens), oldest=None)
     assert sum(int(row.loss_mask.sum()) for row in made) == episode.sampled_tokens
     assert len(made) == (2 if history == "rendered" else 1)
@@ -171,7 +172,7 @@ def test_whatever_is_said_every_sampled_token_is_trained_once_after_what_it_was_
         contexts.append(dialogue.context)
         dialogue.say(said(tokenizer, text, end="<|end|>" if ended else ""))
         dialogue.hear([{"role": "user", "content": answer}])
-    episode = Episode(prompt_id="0/0", group_id=0, index=0, turns=tuple(turns))
+    episode = samples.episode(turns=turns)
     numbered = np.arange(1.0, episode.sampled_tokens + 1)
     made = rows(0, episode, advantages_T=numbered, oldest=None)
     trained = np.concatenate([row.advantages[row.loss_mask] for row in made]) if made else np.empty(0)

@@ -13,15 +13,15 @@ from corrente.algo import distill_checks
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
 from corrente.config.load import parse_config
-from corrente.data.types import Completion, Episode, Group, Prompt, Scores, Span, TeacherTurn, Tokens, Turn
+from corrente.data.types import Group, Scores, TeacherTurn, Tokens
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.score.teacher import TeacherSource
+from corrente.testing import samples
 
 TEACHER = {"kind": "teacher", "path": "somewhere", "top": 4}
 SERVER = {"kind": "teacher_server", "url": "http://h/v1", "model": "m", "tokenizer": "somewhere", "top": 4}
 OWN = {"kind": "self_teacher", "top": 4}
-WORD = np.array([5, 6], np.int32)
 
 
 def parse(*scorers: dict[str, Any], functions: tuple[str, ...] = ("exact_line",), **sections: Any) -> RunConfig:
@@ -109,20 +109,9 @@ class Fixed:
         )
 
 
-def _group(*rewards: float | None, number: int = 0, taught: tuple[TeacherTurn, ...] = (), **fields: Any) -> Group:
-    completion = Completion(
-        tokens=WORD, logprobs=np.full(2, -0.5, np.float32), spans=(Span(0, 0, 2),), finish_reason="stop"
-    )
-    turns = (
-        Turn(speaker="user", tokens=WORD),
-        Turn(speaker="policy", tokens=completion.tokens, completion=completion),
-    )
-    episodes = [
-        Episode(prompt_id="0/0", group_id=number, index=at, turns=turns, reward=reward, taught=taught)
-        for at, reward in enumerate(rewards)
-    ]
-    prompt = Prompt(id="0/0", tokens=WORD, fields=fields)
-    return Group(id=number, prompt=prompt, episodes=tuple(episodes), admitted_version=0)
+def _group(*rewards: float | None, id: int = 0, taught: tuple[TeacherTurn, ...] = (), **fields: Any) -> Group:
+    """Completions of two tokens."""
+    return samples.group(id=id, prompt=samples.prompt(fields=fields), versions=(0, 0), rewards=rewards, taught=taught)
 
 
 def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherTurn, ...]:
@@ -141,7 +130,7 @@ def test_teacher_is_chosen_by_columns_of_the_prompt():
 
 
 def test_held_out_prompts_are_not_taught():
-    assert _marked(_group(1.0, number=-1), {}) == ()
+    assert _marked(_group(1.0, id=-1), {}) == ()
 
 
 def _algorithm(**distill: Any) -> GroupedAlgorithm:

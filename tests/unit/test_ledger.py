@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from corrente.controller.ledger import OUTCOMES, REASONS, Admission, Ledger
 from corrente.errors import LedgerError
-from corrente.testing.samples import group, prompt
+from corrente.testing import samples
 
 
 def admission(row: int) -> Admission:
-    return Admission(prompt=prompt(row), version=0)
+    return Admission(prompt=samples.prompt(id=f"0/{row}"), version=0)
 
 
 def test_every_prompt_ends_once_with_a_reason_and_a_count() -> None:
@@ -22,7 +22,7 @@ def test_every_prompt_ends_once_with_a_reason_and_a_count() -> None:
     ledger.settle(0, "trained")
     ledger.settle(1, "filtered", "all rewards equal")
     ledger.settle(2, "filtered", "all rewards equal")
-    ledger.finish(group(3))
+    ledger.finish(samples.group(id=3))
     assert [a.prompt.id for a in ledger.outstanding] == ["0/3", "0/4"]
     assert [a.group is not None for a in ledger.outstanding] == [True, False]
     assert ledger.admitted == 5
@@ -39,7 +39,7 @@ def test_every_prompt_ends_once_with_a_reason_and_a_count() -> None:
         lambda ledger: ledger.settle(1, "stale"),
         lambda ledger: ledger.settle(9, "trained"),
         lambda ledger: ledger.admit(2, admission(2)),
-        lambda ledger: ledger.finish(group(9)),
+        lambda ledger: ledger.finish(samples.group(id=9)),
     ],
     ids=["settle twice", "settle unknown", "admit twice", "finish unknown"],
 )

@@ -10,18 +10,10 @@ import pytest
 
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
-from corrente.data.types import Batch, Completion, Episode, Group, Prompt, Span, TeacherRow, TeacherTurn, Turn
+from corrente.data.types import Batch, Group, TeacherRow, TeacherTurn
 from corrente.errors import AlignmentError
 from corrente.runtime import wire
-
-
-def _sampled(tokens: list[int], *spans: Span) -> Completion:
-    return Completion(
-        tokens=np.array(tokens, np.int32),
-        logprobs=np.full(len(tokens), -0.5, np.float32),
-        spans=spans,
-        finish_reason="stop",
-    )
+from corrente.testing import samples
 
 
 def _taught(teacher: str, turn: int, values: list[float], *, top: int) -> TeacherTurn:
@@ -37,18 +29,15 @@ def _taught(teacher: str, turn: int, values: list[float], *, top: int) -> Teache
 
 def _group(*taught: TeacherTurn) -> Group:
     """user, policy (versions 0 and 1), tool, policy (version 1)."""
-    first, second = _sampled([5, 6], Span(0, 0, 1), Span(1, 1, 2)), _sampled([8], Span(1, 0, 1))
-    turns = (
-        Turn(speaker="user", tokens=np.array([1, 2], np.int32)),
-        Turn(speaker="policy", tokens=first.tokens, completion=first, parent=0),
-        Turn(speaker="tool", tokens=np.array([7], np.int32), parent=1),
-        Turn(speaker="policy", tokens=second.tokens, completion=second, parent=2),
-    )
-    episodes = [
-        Episode(prompt_id="0/0", group_id=0, index=at, turns=turns, reward=float(at), taught=taught) for at in range(2)
+    turns = [
+        (1, 2),
+        samples.completion(tokens=(5, 6), versions=(0, 1)),
+        samples.turn((7,), speaker="tool"),
+        samples.completion(tokens=(8,), versions=1),
     ]
-    prompt = Prompt(id="0/0", tokens=np.array([1, 2], np.int32))
-    return Group(id=0, prompt=prompt, episodes=tuple(episodes), admitted_version=0)
+    return samples.group(
+        episodes=[samples.episode(index=at, turns=turns, reward=float(at), taught=taught) for at in range(2)]
+    )
 
 
 def _batch(*taught: TeacherTurn, oldest: int | None = None) -> Batch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
 
 from corrente.common import serialization
@@ -11,21 +10,18 @@ from corrente.controller.ledger import LedgerState
 from corrente.controller.partial_rollout import PartialRollout, SavedRequest, partial_rollouts
 from corrente.controller.plan import Plan
 from corrente.controller.snapshot import Snapshot, Unfinished
-from corrente.data.types import Completion, Request, Sampling, Span
+from corrente.data.types import Completion, FinishReason, Request, Sampling, Span
+from corrente.testing import samples
 
 
 def request(*tokens: int, seed: int = 1, id: str = "0/0") -> Request:
-    return Request(id=id, tokens=np.array(tokens, np.int32), sampling=Sampling(max_tokens=9), seed=seed, group="0")
+    return samples.request(id=id, tokens=tokens, seed=seed, group="0")
 
 
-def part(*tokens: int, version: int = 0, reason: str = "abort") -> Completion:
-    spans = (Span(version, 0, len(tokens)),) if tokens else ()
-    return Completion(
-        tokens=np.array(tokens, np.int32),
-        logprobs=-np.array(tokens, np.float32),
-        spans=spans,
-        finish_reason=reason,  # type: ignore[arg-type]
-    )
+def part(*tokens: int, version: int = 0, reason: FinishReason = "abort") -> Completion:
+    """The log-prob of a token is the token, negated."""
+    logprobs = [-float(token) for token in tokens]
+    return samples.completion(tokens=tokens, versions=version, logprobs=logprobs, finish_reason=reason)
 
 
 def test_an_interrupted_request_goes_on_from_where_it_was_any_number_of_times() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from tests.unit.score_samples import group
 
 from corrente.common import serialization
 from corrente.common.threads import inline
@@ -26,6 +25,7 @@ from corrente.score.combined import HOPELESS, CombinedScorer, ScorerTerms
 from corrente.score.functions import FunctionSource, FunctionsScorer, Progress
 from corrente.score.messages import Judge, Judged, Opinion, Sample
 from corrente.score.models import ModelProcess, RewardModelSource
+from corrente.testing import samples
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
 
@@ -88,7 +88,7 @@ def scored(panel: CombinedScorer, *groups: Group) -> tuple[list[Group], float]:
 def test_limit_makes_calls_wait_and_the_wait_is_not_part_of_the_deadline():
     source = Source(ones, wait_s=2.0)
     panel = CombinedScorer([(source, ScorerTerms(at_once=2, deadline_s=3.0))])
-    groups, now_s = scored(panel, *(group("a", "b") for _ in range(8)))
+    groups, now_s = scored(panel, *(samples.group(texts=["a", "b"]) for _ in range(8)))
     assert now_s == 8.0
     assert source.most == 2
     assert all(e.status == "ok" for g in groups for e in g.episodes)
@@ -103,7 +103,7 @@ def test_limit_makes_calls_wait_and_the_wait_is_not_part_of_the_deadline():
 
 def test_single_source_is_asked_about_one_episode_at_a_time_all_at_once():
     source = Source(lambda g: [ScoreResult(score=float(len(g.episodes[0].text)))], single=True, wait_s=1.0)
-    groups, now_s = scored(CombinedScorer([(source, ScorerTerms())]), group("a", "bbb", "cc"))
+    groups, now_s = scored(CombinedScorer([(source, ScorerTerms())]), samples.group(texts=["a", "bbb", "cc"]))
     assert [e.reward for e in groups[0].episodes] == [1.0, 3.0, 2.0]
     assert (source.asked, source.most, now_s) == ([1, 1, 1], 3, 1.0)
 
@@ -111,7 +111,7 @@ def test_single_source_is_asked_about_one_episode_at_a_time_all_at_once():
 def test_one_slow_source_makes_no_other_wait():
     slow, quick = Source(ones, name="slow", wait_s=5.0), Source(ones, name="quick")
     panel = CombinedScorer([(slow, ScorerTerms(at_once=1)), (quick, ScorerTerms())])
-    _, now_s = scored(panel, group("a"), group("a"))
+    _, now_s = scored(panel, samples.group(texts=["a"]), samples.group(texts=["a"]))
     assert now_s == 10.0
     assert panel.stats()["score/quick_latency_mean_s"] == 0.0
 
@@ -127,7 +127,7 @@ def test_one_slow_source_makes_no_other_wait():
 def test_failure_costs_what_the_policy_says(failure: Any, status: str, reward: float | None, scores: Any):
     terms = ScorerTerms(failure=failure, default=-2.0, weight=2.0)
     panel = CombinedScorer([(Source(ones, name="fine"), ScorerTerms()), (Source(fails), terms)])
-    (result,), _ = scored(panel, group("a"))
+    (result,), _ = scored(panel, samples.group(texts=["a"]))
     (episode,) = result.episodes
     assert (episode.status, episode.reward, episode.scores) == (status, reward, scores)
     assert re.fullmatch(
@@ -139,7 +139,7 @@ def test_failure_costs_what_the_policy_says(failure: Any, status: str, reward: f
 def test_deadline_costs_what_the_policy_says_and_is_counted_apart():
     terms = ScorerTerms(failure="default", default=0.5, deadline_s=1.0)
     panel = CombinedScorer([(Source(ones, wait_s=60.0), terms)])
-    (result,), now_s = scored(panel, group("a", "b"))
+    (result,), now_s = scored(panel, samples.group(texts=["a", "b"]))
     assert now_s == 1.0
     assert [e.reward for e in result.episodes] == [0.5, 0.5]
     stats = panel.stats()
@@ -150,14 +150,14 @@ def test_policy_is_for_exceptions_one_that_only_fails_loses_episodes_after_all()
     panel = CombinedScorer([(Source(fails), ScorerTerms(failure="default"))])
 
     async def main() -> list[str]:
-        return [(await panel.score(group("a"))).episodes[0].status for _ in range(HOPELESS + 2)]
+        return [(await panel.score(samples.group(texts=["a"]))).episodes[0].status for _ in range(HOPELESS + 2)]
 
     assert run_virtual(main) == ["ok"] * (HOPELESS - 1) + ["failed"] * 3
 
 
 def test_number_of_marks_must_be_that_of_the_episodes():
     (result,), _ = scored(
-        CombinedScorer([(Source(lambda _: [ScoreResult(score=1.0)]), ScorerTerms())]), group("a", "b")
+        CombinedScorer([(Source(lambda _: [ScoreResult(score=1.0)]), ScorerTerms())]), samples.group(texts=["a", "b"])
     )
     assert {e.error for e in result.episodes} == {"it: gave 1 marks for 2 episodes"}
 
@@ -169,7 +169,7 @@ def test_steps_are_weighted_and_those_of_several_sources_add_up():
     panel = CombinedScorer(
         [(Source(steps(0.5), name="a"), ScorerTerms(weight=2.0)), (Source(steps(3.0), name="b"), ScorerTerms())]
     )
-    (result,), _ = scored(panel, group("x"))
+    (result,), _ = scored(panel, samples.group(texts=["x"]))
     (episode,) = result.episodes
     assert episode.step_scores == (StepScore(0, 0, 1, 1.0), StepScore(0, 0, 1, 3.0))
     assert episode.reward == 4.0
@@ -186,7 +186,7 @@ def test_panel_keeps_the_contract_of_a_scorer():
             lambda: CombinedScorer(
                 [(Source(ones, name="a"), ScorerTerms(at_once=1)), (Source(fails), ScorerTerms(failure="none"))]
             ),
-            group("a", "bb", "ccc"),
+            samples.group(texts=["a", "bb", "ccc"]),
         )
 
     run_virtual(main)
@@ -203,7 +203,7 @@ def test_state_says_how_far_the_run_is():
         return [0.0] * len(completions)
 
     scorer = FunctionsScorer([watching], offload=inline, state_of=Progress(every=2, max_steps=50))
-    scored(scorer, group("a", version=7))
+    scored(scorer, samples.group(texts=["a"], admitted_version=7))
     (state,) = seen
     assert (state.global_step, state.max_steps, state.epoch) == (14, 50, 0.0)
 
@@ -215,7 +215,7 @@ def test_logged_columns_are_kept_with_the_episodes_and_metrics_are_averaged():
         return [0.0] * len(completions)
 
     scorer = FunctionsScorer([logging], offload=inline)
-    (first, second), _ = scored(scorer, group("a", "bbb"), group("cccc"))
+    (first, second), _ = scored(scorer, samples.group(texts=["a", "bbb"]), samples.group(texts=["cccc"]))
     assert [e.extra for e in (*first.episodes, *second.episodes)] == [{"length": 1}, {"length": 3}, {"length": 4}]
     assert scorer.stats()["logged/mean_length"] == 3.0
     assert "logged/mean_length" not in scorer.stats()
@@ -228,7 +228,7 @@ def test_what_is_logged_can_be_written_whatever_it_is():
         log_extra("nested", [{"a": [1, None]}, np.zeros(2)])
         return [0.0] * len(completions)
 
-    (result,), _ = scored(FunctionsScorer([logging], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([logging], offload=inline), samples.group(texts=["a", "b"]))
     first, second = (e.extra for e in result.episodes)
     assert first == {"number": 0.5, "other": "<class 'object'>", "nested": {"a": [1, None]}}
     assert second == {"number": 3, "other": str(1 << 80), "nested": "[0. 0.]"}
@@ -244,7 +244,7 @@ def test_what_is_logged_can_be_written_whatever_it_is():
     ],
 )
 def test_wrong_logging_is_the_functions_fault(wrong: Any, error: str):
-    (result,), _ = scored(FunctionsScorer([wrong], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([wrong], offload=inline), samples.group(texts=["a", "b"]))
     assert all(e.error.startswith(f"lambda: ValueError: {error} ({__file__}:") for e in result.episodes)
 
 
@@ -252,7 +252,7 @@ def test_answer_that_breaks_while_it_is_read_is_the_functions_fault():
     def breaks(completions: list[str]) -> Any:
         return (1 / (at - 1) for at, _ in enumerate(completions))
 
-    (result,), _ = scored(FunctionsScorer([breaks], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([breaks], offload=inline), samples.group(texts=["a", "b"]))
     assert all(e.error.startswith("breaks: ZeroDivisionError: ") for e in result.episodes)
 
 
@@ -327,7 +327,7 @@ def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait
         scored: list[Group] = []
 
         async def one() -> None:
-            scored.append(await panel.score(group("a")))
+            scored.append(await panel.score(samples.group(texts=["a"])))
 
         async with anyio.create_task_group() as tasks:
             async with anyio.create_task_group() as asking:
@@ -379,7 +379,9 @@ def test_percentile_is_the_nearest_rank():
 def test_rewards_that_add_up_to_too_much_cost_their_episode():
     big = Source(lambda g: [ScoreResult(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="big")
     also = Source(lambda g: [ScoreResult(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="also")
-    (result,), _ = scored(CombinedScorer([(big, ScorerTerms()), (also, ScorerTerms())]), group("a", "b"))
+    (result,), _ = scored(
+        CombinedScorer([(big, ScorerTerms()), (also, ScorerTerms())]), samples.group(texts=["a", "b"])
+    )
     lost, fine = result.episodes
     assert (lost.status, fine.status, fine.reward) == ("failed", "ok", 2.0)
     assert lost.error == "the reward adds up to 1.8e+18 (big 9e+17, also 9e+17); it must be at most 1e+18 in size"

@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.unit.score_samples import group
 from tests.unit.vllm_fake import DROP, Asked, Fake, Handler, Say, serving
 
 from corrente.config import RunConfig
@@ -20,6 +19,7 @@ from corrente.data.types import Group
 from corrente.errors import ConfigError
 from corrente.score.build import open_scorer
 from corrente.score.judge import Scale, fields_of
+from corrente.testing import samples
 
 
 def says(text: str | None) -> Say:
@@ -42,7 +42,7 @@ def judged(
                 scored: list[Group] = []
 
                 async def one() -> None:
-                    scored.append(await panel.score(group(*texts)))
+                    scored.append(await panel.score(samples.group(texts=texts)))
 
                 async with anyio.create_task_group() as tasks:
                     for _ in range(times):

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from corrente.common import serialization
 from corrente.data.routing import UNKNOWN, Routing, join_routings
 from corrente.data.support import Support, join_supports
-from corrente.data.types import Batch, Completion, Row, Span
+from corrente.data.types import Completion
 from corrente.errors import AlignmentError
 from corrente.runtime import wire
+from corrente.testing import samples
 
 vocabularies = st.sampled_from([1, 31, 32, 33, 100, 1000])
 
@@ -70,11 +71,8 @@ def test_a_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
 ):
     support, _ = made
     count = len(support)
-    sent = Completion(
-        tokens=np.array([support.ids(at)[0] for at in range(count)], np.int32),
-        logprobs=np.zeros(count, np.float32),
-        spans=(Span(2, 0, count),) if count else (),
-        finish_reason="stop",
+    sent = samples.completion(
+        tokens=[support.ids(at)[0] for at in range(count)],
         support=support,
         routing=Routing(
             experts=np.arange(count * 6, dtype=np.int16).reshape(count, 3, 2), context=np.full((4, 3, 2), 7, np.int16)
@@ -129,13 +127,7 @@ def routing(tokens: int, *, context: int = 2, value: int = 1) -> Routing:
 
 
 def completion(tokens: int, **kept) -> Completion:
-    return Completion(
-        tokens=np.zeros(tokens, np.int32),
-        logprobs=np.zeros(tokens, np.float32),
-        spans=(Span(0, 0, tokens),) if tokens else (),
-        finish_reason="stop",
-        **kept,
-    )
+    return samples.completion(tokens=[0] * tokens, **kept)
 
 
 def test_a_part_without_sets_counts_as_the_whole_vocabulary():
@@ -173,18 +165,13 @@ def _narrow() -> Routing:
 
 
 def test_a_row_with_what_is_kept_crosses_the_wire():
-    row = Row(
-        group=0,
-        tokens=np.arange(4, dtype=np.int32),
-        loss_mask=np.array([False, False, True, True]),
-        logprobs=np.zeros(4, np.float32),
-        versions=np.zeros(4, np.int32),
-        advantages=np.ones(4, np.float32),
+    row = samples.row(
+        tokens=range(4),
+        prompt_tokens=2,
         support=Support.of([None, None, np.array([2, 5], np.int32), np.array([3], np.int32)], vocabulary=9),
         experts=np.arange(16, dtype=np.int16).reshape(4, 2, 2),
     )
-    batch = Batch(step=0, version=0, rows=(row,), sequences=1, tokens=2)
-    (data,) = wire.Frames().feed(wire.frame(wire.Rpc(1, wire.StepRpc(batch=batch))))
+    (data,) = wire.Frames().feed(wire.frame(wire.Rpc(1, wire.StepRpc(batch=samples.batch(rows=[row])))))
     call: wire.Rpc = wire.decode(data, wire.Rpc)
     assert isinstance(call.body, wire.StepRpc)
     (got,) = call.body.batch.rows
