@@ -24,6 +24,7 @@ from corrente.env.instance import EnvInstance
 from corrente.env.pool import InstancePool
 from corrente.env.tools import schema
 from corrente.errors import GenerationError, RolloutError
+from corrente.testing import samples
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_env
 
@@ -112,7 +113,7 @@ class Table:
 
 def task(text: str = "go", row: int = 0, **fields: Any) -> Prompt:
     messages = ({"role": "user", "content": text},)
-    return Prompt(id=f"0/{row}", tokens=np.array([1, 2], np.int32), text=text, messages=messages, fields=fields)
+    return samples.prompt(id=f"0/{row}", text=text, messages=messages, fields=fields)
 
 
 def played(table: Table, **how: Any) -> Played:
@@ -569,7 +570,7 @@ def test_game_of_several_that_is_cut_earned_each_of_them_nothing() -> None:
 
 def test_environment_is_chosen_by_a_column_where_there_are_several() -> None:
     first, second = Table(lambda turn, read: "1", factory=Counting), Table(lambda turn, read: "bye", factory=Shop)
-    settings = {"count": first.env._settings[""], "shop": second.env._settings[""]}
+    settings = {"count": first.env.settings[""], "shop": second.env.settings[""]}
     env = Conversation(settings, sampling=Sampling(), rules=Tools(), context=4096)
 
     async def main() -> list[Any]:

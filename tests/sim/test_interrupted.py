@@ -68,8 +68,8 @@ def watched(config: RunConfig, world: World, *, resume: Any = None, **how: float
 
 def decoded(run: Simulation) -> int:
     """Tokens the engine sampled, those of calls that were cancelled included."""
-    engines = run.engine.engines if isinstance(run.engine, VirtualPool) else (run.engine,)
-    return sum(engine._decoded for engine in engines)
+    assert run.engine_stats is not None
+    return run.engine_stats.decode_tokens
 
 
 # ---- resume ----------------------------------------------------------------------------------------------------------
@@ -112,7 +112,8 @@ def test_resuming_costs_a_prefill_of_the_live_and_nothing_else() -> None:
     prefilled = {}
     for landing in (Swap(), Resume()):
         run, _ = watched(flow(steps=1000, ahead=2, window=2, inflight=landing), world)
-        prefilled[type(landing)] = run.engine._prefilled  # type: ignore[union-attr]
+        assert run.engine_stats is not None
+        prefilled[type(landing)] = run.engine_stats.prefill_tokens
     assert prefilled[Resume] > prefilled[Swap]
 
 

@@ -21,7 +21,6 @@ from corrente.env.instance import EnvInstance
 from corrente.env.pool import InstancePool
 from corrente.errors import FailureBudgetError
 from corrente.sim.distributions import Distribution, Fixed, Uniform, generator
-from corrente.sim.pool import VirtualPool
 from corrente.testing import Simulation, World, run_virtual
 from corrente.testing.world import build, flow, play
 
@@ -88,8 +87,8 @@ def run(config: RunConfig, world: World, town: Town, **how: Any) -> Simulation:
 
 
 def decoded(run: Simulation) -> int:
-    engines = run.engine.engines if isinstance(run.engine, VirtualPool) else (run.engine,)
-    return sum(engine._decoded for engine in engines)
+    assert run.engine_stats is not None
+    return run.engine_stats.decode_tokens
 
 
 def lengths(request: Any) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
@@ -12,7 +12,7 @@ import pytest
 
 from corrente import config as c
 from corrente.controller import pipeline
-from corrente.data.types import Completion, Request, Sampling
+from corrente.data.types import Completion, Request
 from corrente.engine.base import EngineStats
 from corrente.engine.launcher import Replica
 from corrente.engine.pool.pool import EnginePool
@@ -24,7 +24,7 @@ from corrente.sim.parts import VirtualSync
 from corrente.sim.speed import Speed
 from corrente.sync.base import InPlace, Update
 from corrente.sync.layout import Layout
-from corrente.testing import EngineCase, SyncCase, check_engine, check_sync, run_virtual
+from corrente.testing import EngineCase, SyncCase, check_engine, check_sync, run_virtual, samples
 from corrente.testing.world import World, build, flow
 
 STEP_S = 0.1
@@ -44,9 +44,19 @@ class Breaking(Chaos):
 
 
 class Fleet:
-    """Implements Launcher over virtual engines. ``up`` are those alive, by name; a start takes ``start_s``."""
+    """Implements Launcher over virtual engines. ``up`` are those alive, by name; a start takes ``start_s``. ``first``: the faults
+    of engines, by name, until they are started again."""
 
-    def __init__(self, replicas: int, *, start_s: float = 1.0, tokens: int = 40, dies_at_start: int = 0) -> None:
+    def __init__(
+        self,
+        replicas: int,
+        *,
+        start_s: float = 1.0,
+        tokens: int = 40,
+        dies_at_start: int = 0,
+        first: Mapping[str, Breaking] | None = None,
+    ) -> None:
+        self._first = dict(first or {})
         self.replicas, self._start_s, self._tokens = replicas, start_s, tokens
         self.dies_at_start = dies_at_start
         self.up: dict[str, VirtualEngine] = {}
@@ -65,7 +75,7 @@ class Fleet:
             self.dies_at_start -= 1
             raise WorkerDied(f"{name} died young")
         over, words = self._deaths[name] = anyio.Event(), list[str]()
-        self.chaos[name] = Breaking()
+        self.chaos[name] = self._first.pop(name, None) or Breaking()
         engine = VirtualEngine(
             lengths=Fixed(self._tokens), speed=Speed(step_s=STEP_S, per_sequence_s=0.0), chaos=self.chaos[name]
         )
@@ -136,7 +146,7 @@ def _run(body: Callable[[Case], Awaitable[None]], replicas: int = 2, *, fleet: F
 
 
 def _request(name: str = "r", *, group: str = "", tokens: int = 1000) -> Request:
-    return Request(id=name, tokens=np.arange(4, dtype=np.int32), sampling=Sampling(max_tokens=tokens), group=group)
+    return samples.request(id=name, group=group, max_tokens=tokens)
 
 
 class Answers:
@@ -457,7 +467,6 @@ def test_a_replica_that_is_stuck_is_given_up_and_the_others_flip():
 
     async def body(case: Case) -> None:
         await case.publish()
-        case.fleet.up["e0"]._chaos = Stuck()
         began_s = anyio.current_time()
         await case.publish()
         assert anyio.current_time() - began_s == pytest.approx(50, abs=1)
@@ -465,7 +474,7 @@ def test_a_replica_that_is_stuck_is_given_up_and_the_others_flip():
         await _ready(case, 2)
         assert "e0 did not apply version 1 within 50 s, and was given up" in " ".join(case.news)
 
-    _run(body)
+    _run(body, fleet=Fleet(2, first={"e0": Stuck()}))
 
 
 def test_a_replica_that_lives_and_does_not_answer_is_replaced_and_what_it_was_at_goes_on():
@@ -499,13 +508,12 @@ def test_a_replica_that_cannot_be_brought_up_to_date_is_replaced():
 
     async def body(case: Case) -> None:
         await case.publish()
-        case.fleet.up["e0"]._chaos = Deaf()
         await case.publish()
         await _ready(case, 2)
         assert sorted(case.fleet.launches) == sorted(["e0", "e1", "e0"])
         assert "e0 could not be brought up to date in 4 attempts; the last: deaf" in " ".join(case.news)
 
-    _run(body)
+    _run(body, fleet=Fleet(2, first={"e0": Deaf()}))
 
 
 async def _refuse(ids: Sequence[str]) -> None:

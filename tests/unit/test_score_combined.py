@@ -302,11 +302,14 @@ def test_batches_grow_with_load_and_nobody_is_forgotten():
     assert (batches, now_s) == ([1, 4, 4], 3.0)
 
 
-class Child:
-    """Stands for a process with a model: it takes ``wait_s`` for a batch."""
+class ModelChild:
+    """A process with a model, which takes ``wait_s`` for a batch."""
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s, self.killed = wait_s, False
+
+    async def ready(self, within_s: float, *, name: str) -> None:
+        await anyio.lowlevel.checkpoint()
 
     async def ask(self, question: Judge) -> Judged:
         await anyio.sleep(self.wait_s)
@@ -319,11 +322,14 @@ class Child:
 @pytest.mark.parametrize(("wait_s", "status", "ended_s"), [(1.0, "ok", 8.0), (5.0, "timeout", 1.5)])
 def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait_s: float, status: str, ended_s: float):
     """Eight groups at once, a batch each; each batch has 1.5 s."""
-    process = ModelProcess("a role", {}, name="rm", batch=1 if status == "ok" else 8, deadline_s=1.5)
-    process._child = child = Child(wait_s)  # type: ignore[assignment]
+    child = ModelChild(wait_s)
+    process = ModelProcess(
+        "a role", {}, name="rm", batch=1 if status == "ok" else 8, deadline_s=1.5, spawn=lambda *_, **__: child
+    )
     panel = CombinedScorer([(RewardModelSource(process), terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
 
     async def main() -> tuple[list[Group], float]:
+        await process.open()
         scored: list[Group] = []
 
         async def one() -> None:

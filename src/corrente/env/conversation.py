@@ -102,6 +102,11 @@ class Conversation:
     def rules(self) -> EnvRules:
         return self._rules
 
+    @property
+    def settings(self) -> Mapping[str, EnvSetup]:
+        """The environments by name, with the instances that are played in."""
+        return self._settings
+
     def _setting(self, prompt: Prompt) -> EnvSetup:
         name = "" if "" in self._settings else str(prompt.fields.get(COLUMN, ""))
         if name not in self._settings:

@@ -31,7 +31,7 @@ NICE = 5
 
 
 class ModelProcess:
-    """A process that holds a model. ``open`` starts it; ``run`` must be running for questions to be answered."""
+    """A process that holds a model. ``open`` starts it with ``spawn``; ``run`` must be running for questions to be answered."""
 
     def __init__(
         self,
@@ -45,8 +45,10 @@ class ModelProcess:
         threads: int = 0,
         top: int = 0,
         log: Path | None = None,
+        spawn: Callable[..., Child] = Child.spawn,
     ) -> None:
-        self.name, self._role, self._options = name, role, options
+        self.name, self._spawn = name, spawn
+        self._role, self._options = role, options
         self._deadline_s, self._threads, self._top, self._log = deadline_s, threads, top, log
         self._batcher = Batcher(self._forward, batch=batch, cells=cells)
         self._child: Child | None = None
@@ -54,7 +56,7 @@ class ModelProcess:
 
     async def open(self) -> None:
         """Start the process, and return when the model is loaded. ConfigError when it cannot be."""
-        child = Child.spawn(self._role, self._options, nice=NICE, threads=self._threads, log=self._log)
+        child = self._spawn(self._role, self._options, nice=NICE, threads=self._threads, log=self._log)
         await child.ready(START_S, name=self.name)
         self._child = child
 

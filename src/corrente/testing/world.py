@@ -19,6 +19,7 @@ from corrente.controller import pipeline
 from corrente.controller.parts import Parts, RunResult
 from corrente.controller.snapshot import Snapshot
 from corrente.data.types import Sampling
+from corrente.engine.base import EngineStats
 from corrente.entrypoints.assemble import build_buffer, build_inflight, build_staleness, derive_plan
 from corrente.errors import CheckpointError
 from corrente.learner.base import Learner
@@ -131,6 +132,8 @@ class Simulation(msgspec.Struct, kw_only=True, eq=False):
     sink: RecordingSink
     prompts: VirtualPrompts
     checkpoints: MemoryCheckpoints
+    engine_stats: EngineStats | None = None
+    """The engine's counters when the run was over: all tokens that were sampled, those of cancelled calls included."""
     outcome: RunResult | None = None
     error: Exception | None = None
     elapsed_s: float = 0.0
@@ -226,6 +229,7 @@ async def play(
             except Exception as error:
                 simulation.error = error
             tasks.cancel_scope.cancel()
+    simulation.engine_stats = await simulation.engine.stats()
     simulation.elapsed_s = anyio.current_time()
     return simulation
 
