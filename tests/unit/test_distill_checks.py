@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+from tests.refusals import refusal
 
 from corrente.algo import distill_checks
 from corrente.algo.grouped import GroupedAlgorithm
@@ -29,43 +29,61 @@ def parse(*scorers: dict[str, Any], functions: tuple[str, ...] = ("exact_line",)
     return parse_config({"reward": reward, "distill": {"loss": "jsd"}, **sections})
 
 
+NO_TOP = {**TEACHER, "top": 0}
+WARM = {"temperature": 0.7}
+WITH_REWARDS = {"loss": "jsd", "beta": 0.0, "reward_weight": 1.0}
+REINFORCE = {"loss": "reinforce"}
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("accepted", "neighbour", "message"),
     [
-        parse(TEACHER),
-        parse(OWN, distill={"loss": "jsd", "beta": 0.0, "reward_weight": 1.0}),
-        parse(TEACHER, {**TEACHER, "name": "other"}, OWN, functions=()),
-        parse(SERVER),
-        parse(SERVER, distill={}, sampling={"temperature": 0.7}),
-        parse({**TEACHER, "top": 0}, distill={"loss": "advantage", "weight": 0.1}),
-        parse(TEACHER, distill={"loss": "k2"}, algo={"loss": "reinforce"}),
-        parse(TEACHER, distill={}, sampling={"top_k": 5}),
-        parse_config({}),
+        (parse_config({}), parse(), 'distill.loss = "jsd": there is no teacher; add'),
+        (parse(TEACHER), parse(NO_TOP), "reward.scorers[0].top = 0: distill.loss"),
+        (parse(NO_TOP, distill={"loss": "advantage", "weight": 0.1}), parse(NO_TOP), "reward.scorers[0].top = 0"),
+        (
+            parse(OWN, distill=WITH_REWARDS),
+            parse(OWN, functions=(), distill=WITH_REWARDS),
+            "distill.reward_weight = 1: nothing gives a reward",
+        ),
+        (
+            parse(TEACHER, {**TEACHER, "name": "other"}, OWN, functions=()),
+            parse(OWN, {**OWN, "name": "other"}, functions=()),
+            'reward.scorers[1].kind = "self_teacher": there is one already',
+        ),
+        (parse(SERVER), parse(SERVER, sampling=WARM), "sampling.temperature = 0.7: reward.scorers[0] is a server"),
+        (
+            parse(SERVER, distill={}, sampling=WARM),
+            parse(SERVER, sampling=WARM),
+            "sampling.temperature = 0.7: reward.scorers[0] is a server",
+        ),
+        (
+            parse(TEACHER, distill={"loss": "k2"}, algo=REINFORCE),
+            parse(TEACHER, distill={"loss": "k3"}, algo=REINFORCE),
+            'and algo.loss = "reinforce" has none',
+        ),
+        (
+            parse(TEACHER, distill={}, sampling={"top_k": 5}),
+            parse(TEACHER, sampling={"top_k": 5}),
+            "sampling.top_k = 5: distill.loss",
+        ),
     ],
 )
-def test_what_can_work_is_accepted(config: RunConfig):
-    distill_checks.check(config)
+def test_distill_checks_accepts(accepted: RunConfig, neighbour: RunConfig, message: str):
+    assert refusal(distill_checks.check, accepted) == ""
+    assert message in refusal(distill_checks.check, neighbour)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (parse(), 'distill.loss = "jsd": there is no teacher; add'),
-        (parse({**TEACHER, "top": 0}), "reward.scorers[0].top = 0: distill.loss"),
         (parse(TEACHER, distill={"weight": 2.0}), 'distill.weight = 2: distill.loss = "none" learns nothing'),
         (
             parse(TEACHER, distill={"loss": "k3", "beta": 0.1}),
             'distill.beta = 0.1: distill.loss = "k3" does not use it',
         ),
-        (parse(TEACHER, distill={"loss": "k3"}, algo={"loss": "reinforce"}), 'and algo.loss = "reinforce" has none'),
-        (
-            parse(TEACHER, functions=(), distill={"loss": "jsd", "reward_weight": 1.0}),
-            "distill.reward_weight = 1: nothing gives a reward",
-        ),
         (parse(TEACHER, sampling={"top_p": 0.9}), "sampling.top_p = 0.9: distill.loss"),
         (parse(TEACHER, sampling={"min_p": 0.1}), "sampling.min_p = 0.1: distill.loss"),
-        (parse(SERVER, sampling={"temperature": 0.7}), "sampling.temperature = 0.7: reward.scorers[0] is a server"),
-        (parse(OWN, {**OWN, "name": "other"}), 'reward.scorers[1].kind = "self_teacher": there is one already'),
         (
             parse(OWN, sync={"kind": "collective"}),
             'sync.kind = "collective"; it must be one of inproc, shm, disk, http',
@@ -73,9 +91,8 @@ def test_what_can_work_is_accepted(config: RunConfig):
         (parse(OWN, engine={"kind": "vllm"}), 'engine.kind = "vllm"; it must be "embedded"'),
     ],
 )
-def test_what_cannot_work_is_refused(config: RunConfig, message: str):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        distill_checks.check(config)
+def test_distill_checks_refuses(config: RunConfig, message: str):
+    assert message in refusal(distill_checks.check, config)
 
 
 def test_teacher_of_a_source_that_is_none_is_refused():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 from tests.unit.test_cli import write_teacher
 
 from corrente import config as c
@@ -22,6 +23,7 @@ from corrente.config.load import dump_config, load_config, parse_config
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.models.limits import context
+from corrente.staleness import gate
 
 ROOT = Path(__file__).parents[2]
 
@@ -393,8 +395,11 @@ def test_combination_that_cannot_work_is_refused(tmp_path: Path, overrides: list
         assert part in message
 
 
-def test_window_as_large_as_the_buffer_is_accepted(tmp_path: Path):
-    check_config(_load(tmp_path, "", "buffer.window=16"))
+def test_window_may_be_as_large_as_the_buffer(tmp_path: Path):
+    whole = _load(tmp_path, "", "buffer.window=16")
+    assert gate.slots(whole) == gate.window(whole) == 16
+    assert refusal(check_config, whole) == ""
+    assert "buffer.window = 17: it must be at most 16" in _refusal(tmp_path, "", "buffer.window=17")
 
 
 def test_run_folder_below_a_file_is_refused(tmp_path: Path):
