@@ -217,7 +217,7 @@ def test_broken_engines_are_caught(broken, clause: str) -> None:
     assert clause in repr(caught.value)
 
 
-def test_a_sync_that_flips_engines_one_by_one_is_caught() -> None:
+def test_sync_that_flips_engines_one_by_one_is_caught() -> None:
     class OneByOne:
         def __init__(self, engines) -> None:
             self.engines = engines
@@ -267,7 +267,7 @@ def test_a_sync_that_flips_engines_one_by_one_is_caught() -> None:
         run_virtual(check_sync, make)
 
 
-def test_a_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
+def test_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
     class Restless(VirtualLearner):
         async def step(self, batch):
             self.state += 1
@@ -284,7 +284,7 @@ def test_a_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
         run_virtual(check_learner, make, tmp_path)
 
 
-def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
+def test_inflight_policy_that_breaks_its_promise_is_caught() -> None:
     class Twice(SwapPolicy):
         async def land(self, traffic, flip, *, version) -> None:
             await flip("swap")
@@ -338,7 +338,7 @@ def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
         assert clause in repr(caught.value)
 
 
-def test_a_staleness_policy_that_counts_calls_or_refuses_the_present_is_caught() -> None:
+def test_staleness_policy_that_counts_calls_or_refuses_the_present_is_caught() -> None:
     class Counts:
         def __init__(self) -> None:
             self.calls = 0

@@ -62,7 +62,7 @@ def test_embedded_engine_conforms_on_asyncio():
     anyio.run(lambda: check_engine(lambda: engine_case("llama", "lean")), backend="asyncio")
 
 
-def test_a_refused_request_costs_only_its_own_call():
+def test_refused_request_costs_only_its_own_call():
     async def main() -> tuple[Any, int]:
         async with engine_case("llama", "lean") as case:
             await case.engine.apply(await case.stage(0), "swap")

@@ -120,7 +120,7 @@ def aborted(served: Served, request: Request, *, steps: int) -> Completion:
     return partial
 
 
-def test_a_budget_counts_what_was_written_however_often_it_is_interrupted():
+def test_budget_counts_what_was_written_however_often_it_is_interrupted():
     served = serve()
     request = Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=5))
     parts: list[Completion] = []
@@ -137,7 +137,7 @@ def test_a_budget_counts_what_was_written_however_often_it_is_interrupted():
     assert (len(spent.tokens), spent.finish_reason, spent.spans) == (0, "length", ())
 
 
-def test_a_resumed_request_is_clipped_to_the_context():
+def test_resumed_request_is_clipped_to_the_context():
     request = Request(id="r", tokens=np.resize(PROMPT, CONTEXT - 6), sampling=Sampling(max_tokens=50), seed=1)
     served = serve()
     whole = undisturbed(served, [request])["r"]
@@ -147,7 +147,7 @@ def test_a_resumed_request_is_clipped_to_the_context():
     assert (len(joined.tokens), joined.finish_reason) == (6, "length")
 
 
-def test_a_resumed_member_of_a_live_group_computes_only_what_it_wrote():
+def test_resumed_member_of_a_live_group_computes_only_what_it_wrote():
     served = serve()
     group = members(Sampling(max_tokens=40), prompts=1)
     for request in group:
@@ -165,7 +165,7 @@ def test_a_resumed_member_of_a_live_group_computes_only_what_it_wrote():
     assert part.then(done["0/1"]).tokens.tolist() == undisturbed(serve(), group)["0/1"].tokens.tolist()
 
 
-def test_what_is_computed_again_is_counted():
+def test_tokens_that_are_computed_again_are_counted():
     served = serve()
     request = Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=20))
     part = aborted(served, request, steps=5)
@@ -177,7 +177,7 @@ def test_what_is_computed_again_is_counted():
     assert after.busy_s > before.busy_s
 
 
-def test_what_was_written_must_leave_a_prompt():
+def test_written_tokens_must_leave_a_prompt():
     served = serve()
     for written, message in ((len(PROMPT), "empty"), (len(PROMPT) + 1, "empty"), (-1, "written is -1")):
         with pytest.raises(GenerationError, match=message):
@@ -185,7 +185,7 @@ def test_what_was_written_must_leave_a_prompt():
     assert served.core.idle
 
 
-def test_a_completion_that_was_over_stays_over():
+def test_completion_that_was_over_stays_over():
     """An engine that ends on a token another engine went on from does not sample past it."""
     served = serve()
     request = Request(
@@ -223,7 +223,7 @@ def test_partials_tell_what_live_requests_have_and_change_nothing():
 # ---- stop strings --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_string_half_before_and_half_after_an_interruption_ends_the_completion(tmp_path: Path):
+def test_stop_string_half_before_and_half_after_an_interruption_ends_the_completion(tmp_path: Path):
     path, model = spell(tmp_path)
     served = Served(path, model)
     free = undisturbed(served, [Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=12), seed=2)])["r"]
@@ -239,7 +239,7 @@ def test_a_stop_string_half_before_and_half_after_an_interruption_ends_the_compl
         assert first.then(rest).tokens.tolist() == whole.tokens.tolist()
 
 
-def test_the_text_of_a_resumed_completion_is_the_whole(tmp_path: Path):
+def test_text_of_a_resumed_completion_is_the_whole(tmp_path: Path):
     path, model = spell(tmp_path)
     served = Served(path, model)
     request = Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=12), seed=2)
@@ -261,7 +261,7 @@ def _noticed(watch: StopStrings, tokens: Sequence[int]) -> list[bool]:
 @given(
     st.text("ab∑é", max_size=60), st.lists(st.text("ab∑é", min_size=1, max_size=4), min_size=1, max_size=2), st.data()
 )
-def test_a_watch_that_catches_up_is_where_it_would_have_been(text: str, stops: list[str], data: st.DataObject):
+def test_watch_that_catches_up_is_where_it_would_have_been(text: str, stops: list[str], data: st.DataObject):
     """One byte a token, so that interruptions fall inside characters."""
     tokens = list(text.encode())
     at = data.draw(st.integers(0, len(tokens)))

@@ -141,7 +141,7 @@ def test_experts_of_a_resumed_request_continue_those_of_its_partial():
     assert np.array_equal(kept(joined), kept(whole))
 
 
-def test_a_request_that_was_aborted_before_it_was_read_has_no_experts():
+def test_request_that_was_aborted_before_it_was_read_has_no_experts():
     served, _, _ = serve("mixtral", max_sequences=1)
     served.submit(PROMPTS[0], LONG, name="a")
     served.submit(PROMPTS[1], LONG, name="b")
@@ -168,7 +168,7 @@ def test_experts_are_kept_by_default_where_there_are_any_and_not_where_they_are_
 
 @mixtures
 @pytest.mark.parametrize("budget", [20, 10_000])
-def test_the_ratio_is_one_at_equal_weights(kind: str, budget: int):
+def test_ratio_is_one_at_equal_weights(kind: str, budget: int):
     served, model, _ = serve(kind)
     step = batch(LONG, [(prompt, served.run([prompt] * 3, LONG)) for prompt in PROMPTS])
     assert all(row.experts is not None for row in step.rows)
@@ -216,7 +216,7 @@ def _elsewhere(pack: Any, count: int) -> Any:
     return msgspec.structs.replace(pack, experts=experts)
 
 
-def test_the_gradient_of_a_router_is_that_of_finite_differences():
+def test_gradient_of_a_router_is_that_of_finite_differences():
     served, model, _ = serve("mixtral")
     step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
     (pack,) = plan(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
@@ -255,7 +255,7 @@ def test_recomputed_activations_are_routed_the_same_way():
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_a_conversation_of_several_turns_keeps_both_along_its_row():
+def test_conversation_of_several_turns_keeps_both_along_its_row():
     """Two sampled turns around a given one: the row's ratios are 1, and every position that is read has its experts."""
     served, model, _ = serve("qwen3_moe")
     turns = [Turn(speaker="user", tokens=PROMPTS[1])]
@@ -293,7 +293,7 @@ def _row(tokens: list[int], experts: np.ndarray | None, group: int = 0) -> Row:
     )
 
 
-def test_a_prompt_that_was_routed_in_two_ways_is_forwarded_in_both():
+def test_prompt_that_was_routed_in_two_ways_is_forwarded_in_both():
     rng = np.random.default_rng(0)
     one = rng.integers(0, 4, (6, 3, 2)).astype(np.int16)
     two = one.copy()
@@ -327,6 +327,6 @@ def test_experts_for_a_model_without_any_are_an_error():
         gaps(policy(tiny("qwen3_moe")[1], LONG), step)
 
 
-def test_the_defaults_of_a_run_keep_experts_where_there_are_any():
+def test_defaults_of_a_run_keep_experts_where_there_are_any():
     assert RunConfig().model.keep_routing is None
     assert VOCABULARY > 500, "top_k cuts something off"

@@ -98,7 +98,7 @@ def test_support_of_all_rules_together_makes_the_ratio_one():
     assert gaps(policy(model, sampling), batch(sampling, sampled(Served(where, model), sampling))).max() < 3e-5
 
 
-def test_without_the_support_the_ratio_is_the_mass_that_was_kept():
+def test_ratio_without_the_support_is_the_mass_that_was_kept():
     where, model, _ = tiny("llama")
     sampling = Sampling(max_tokens=6, top_k=5, keep_support=False)
     answers = sampled(Served(where, model), sampling)
@@ -240,7 +240,7 @@ def test_gradient_and_entropy_are_those_of_the_kept_distribution():
     torch.testing.assert_close(torch.autograd.grad(value(own), (hidden, weight)), want)
 
 
-def test_a_token_outside_its_set_is_refused():
+def test_token_outside_its_set_is_refused():
     where, model, _ = tiny("llama")
     sampling = Sampling(max_tokens=4, top_k=3)
     answers = sampled(Served(where, model), sampling)

@@ -151,7 +151,7 @@ def test_given_renders_what_is_a_conversation_and_joins_text_without_special_tok
     assert [o.score for o in ask(respond, *samples)] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_reward_model_that_is_named_gets_the_tokenizer_that_is_given(tmp_path: Path):
+def test_reward_model_that_is_named_gets_the_tokenizer_that_is_given(tmp_path: Path):
     folder, output = tmp_path / "judge", tmp_path / "out"
     folder.mkdir()
     write(folder, LlamaForSequenceClassification)

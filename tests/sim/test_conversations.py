@@ -148,7 +148,7 @@ def test_calls_of_a_turn_run_side_by_side_and_are_answered_in_order() -> None:
         (call("slow", seconds=99), "no answer within 30 s", "late"),
     ],
 )
-def test_whatever_is_wrong_with_a_call_is_answered_and_counted(spoken: str, answer: str, kind: str) -> None:
+def test_call_with_any_fault_is_answered_and_counted(spoken: str, answer: str, kind: str) -> None:
     table = Table(lambda turn, read: spoken if turn == 0 else "I see", functions=(add, slow))
     done = played(table)
     (told,) = [m for m in done.messages if m["role"] == "tool"]
@@ -331,7 +331,7 @@ def test_environment_that_says_nonsense_costs_the_episode_by_name(given: dict[st
         played(Table(lambda turn, read: "1", factory=Odd))
 
 
-def test_what_an_environment_says_is_kept_as_plain_data() -> None:
+def test_message_of_an_environment_is_kept_as_plain_data() -> None:
     class Rich(Counting):
         async def step(self, message: Mapping[str, Any]) -> Observation:
             told = ({"role": "user", "content": Path("/there")},)

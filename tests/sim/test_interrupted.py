@@ -97,7 +97,7 @@ def test_resuming_gives_what_not_interrupting_gives(turns: int, engines: int) ->
     assert decoded(plain) == decoded(resumed)  # no token is sampled twice
 
 
-def test_what_was_written_counts_against_the_budget_however_often_it_is_interrupted() -> None:
+def test_budget_counts_what_was_written_however_often_it_is_interrupted() -> None:
     world = World(
         lengths=Fixed(10_000), step_s=Fixed(0.0), speed=Speed(step_s=0.1, prefill_token_s=0.001), stage_s=Fixed(0.3)
     )
@@ -141,7 +141,7 @@ class Impatient:
         return await self._inner.play(prompt, cut, key=key, group=group, seed=seed)
 
 
-def test_an_abort_of_the_environments_own_is_not_resumed() -> None:
+def test_abort_of_the_environments_own_is_not_resumed() -> None:
     async def main() -> tuple[Simulation, Impatient]:
         simulation = build(flow(steps=6, inflight=Resume()), World(lengths=Uniform(low=10, high=90)))
         assert isinstance(simulation.engine, VirtualEngine)
@@ -169,7 +169,7 @@ def test_evaluation_is_interrupted_like_everything_else() -> None:
     assert any(values["eval/version_max"] > values["eval/version"] for values in evaluated)
 
 
-def test_a_request_that_hangs_delays_an_interruption_by_no_more_than_its_patience() -> None:
+def test_request_that_hangs_delays_an_interruption_by_no_more_than_its_patience() -> None:
     hangs = (Fault(stage="generate", kind="hang", key="2/0/0"),)
     config = flow(steps=10, ahead=2, window=3, size=3, inflight=Resume(), limits=Limits(episode_s=500.0))
     run = simulate(config, World(lengths=TAIL, faults=hangs))
@@ -216,7 +216,7 @@ def test_data_that_is_always_given_up_ends_the_run() -> None:
 # ---- snapshot --------------------------------------------------------------------------------------------------------
 
 
-def test_under_snapshot_a_live_sequence_keeps_its_version_and_a_new_one_gets_the_new() -> None:
+def test_snapshot_keeps_the_version_of_a_live_sequence_and_gives_a_new_one_the_new() -> None:
     world = World(lengths=TAIL, turns=3, tool_s=Fixed(0.5))
     run, witness = watched(flow(steps=20, ahead=2, window=3, inflight=OldWeights()), world)
     assert run.counts["trained"] == 40
@@ -228,7 +228,7 @@ def test_under_snapshot_a_live_sequence_keeps_its_version_and_a_new_one_gets_the
     assert all(versions == sorted(versions) for versions in by_episode.values())
 
 
-def test_under_snapshot_the_version_after_next_waits_for_the_slowest_and_nothing_else_does() -> None:
+def test_snapshot_makes_the_version_after_next_alone_wait_for_the_slowest() -> None:
     """A sequence of version 0 takes 60 s: version 1 lands beside it at once, version 2 is not staged before it has ended."""
 
     def lengths(request: Request) -> float:
@@ -256,7 +256,7 @@ def test_every_policy_keeps_its_promise_about_mixed_versions() -> None:
 # ---- a late engine ---------------------------------------------------------------------------------------------------
 
 
-def test_a_restarted_engine_is_caught_up_with_the_live_version_and_gets_traffic_before_the_next() -> None:
+def test_restarted_engine_is_caught_up_with_the_live_version_and_gets_traffic_before_the_next() -> None:
     async def main() -> tuple[Simulation, list[tuple[float, int | None]]]:
         world = World(lengths=Fixed(40), engines=2, step_s=Fixed(50.0))
         simulation = build(flow(steps=4, ahead=1, inflight=OldWeights()), world)
@@ -326,7 +326,7 @@ def config_with(every: int, **numbers) -> RunConfig:
 
 @pytest.mark.parametrize("landing", LANDINGS[:5], ids=lambda landing: type(landing).__name__)
 @pytest.mark.parametrize("turns", [1, 3])
-def test_a_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
+def test_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
     """Together, all parts of the run sample exactly as many tokens as one that was never stopped; and those again of which
     drain and barrier cannot have more under other weights."""
     config = config_with(0, inflight=landing)
@@ -346,7 +346,7 @@ def test_a_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
 
 @pytest.mark.parametrize("landing", [Swap(), Resume(), OldWeights()], ids=lambda landing: type(landing).__name__)
 @pytest.mark.parametrize("kill_at_s", [30.05, 48.3, 75.0])
-def test_a_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, kill_at_s: float) -> None:
+def test_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, kill_at_s: float) -> None:
     """The part after it samples what the checkpoint lacks, to the token: rest of what was begun, all of what was not."""
     config = config_with(1, inflight=landing)
     world = World(lengths=known_lengths, turns=2, tool_s=Fixed(0.3), rows=24)
@@ -366,7 +366,7 @@ def test_a_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, 
 @pytest.mark.parametrize(
     "landing", [each for each in LANDINGS if not isinstance(each, Cancel)], ids=lambda landing: type(landing).__name__
 )
-def test_the_promise_about_mixed_versions_holds_across_a_restart(landing, turns: int) -> None:
+def test_promise_about_mixed_versions_holds_across_a_restart(landing, turns: int) -> None:
     config = config_with(1, inflight=landing)
     world = World(lengths=known_lengths, turns=turns, tool_s=Fixed(0.3), rows=24)
     requests, groups = 0, 0
@@ -409,7 +409,7 @@ def test_partials_that_fail_cost_a_warning_and_not_the_checkpoint(kind) -> None:
     assert any(("injected" if kind == "error" else "within 5.0 s") in message for message in warnings)
 
 
-def test_an_environment_that_asks_something_else_is_played_anew_from_there() -> None:
+def test_environment_that_asks_something_else_is_played_anew_from_there() -> None:
     """After the restart every second turn has another context: what was recorded of it is not used."""
 
     class Moody:

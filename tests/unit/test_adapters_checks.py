@@ -49,7 +49,7 @@ def _check(model: Path | None, **keys: Any) -> None:
         ({"init": "/nowhere"}, r"adapters\.init = '/nowhere': it must be a peft directory"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(keys: dict[str, Any], words: str, model: Path) -> None:
+def test_adapters_checks_refuses_by_name(keys: dict[str, Any], words: str, model: Path) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         _check(model, **keys)
     assert "\n" not in str(caught.value)

@@ -97,7 +97,7 @@ def test_misuse_of_a_buffer_is_our_own_bug() -> None:
 
 
 @pytest.mark.parametrize(("slots", "window"), [(0, 0), (3, 0), (3, 4), (3, -1)])
-def test_a_window_that_does_not_fit_is_refused(slots: int, window: int) -> None:
+def test_window_that_does_not_fit_is_refused(slots: int, window: int) -> None:
     with pytest.raises(ValueError, match=r"window .* must lie in"):
         WindowBuffer(slots=slots, window=window)
 

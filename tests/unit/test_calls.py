@@ -35,7 +35,7 @@ def test_hermes_calls_stand_in_text_in_any_number():
         ("<tool_call></tool_call>", "not JSON"),
     ],
 )
-def test_what_looks_like_a_call_and_is_none_says_why(text: str, error: str):
+def test_broken_call_says_why_it_is_none(text: str, error: str):
     (call,) = hermes(text).calls
     assert error in call.error
 
@@ -75,7 +75,7 @@ def test_pattern_finds_calls_by_its_groups():
     assert by_pattern(compiled(r"\[\[(?P<json>.*?)\]\]"))('[[{"name": "add", "arguments": {"a": 1}}]]').calls == (ADD,)
 
 
-def test_the_chat_template_suggests_the_format():
+def test_chat_template_suggests_the_format():
     assert choose("auto", tokenizer=ByteTokenizer("uses <tool_call> and <|python_tag|>").hf, tools=[]) is hermes
     assert choose("auto", tokenizer=ByteTokenizer("says <|python_tag|>").hf, tools=[]) is llama3
     assert choose("auto", tokenizer=ByteTokenizer("says nothing").hf, tools=[]) is hermes

@@ -17,7 +17,7 @@ INTERNAL = ("ratio/square",)
 """Recorded to derive another from, and not reported."""
 
 
-def test_the_page_is_current():
+def test_page_is_current():
     path = ROOT / "docs" / "reference" / "generate_metrics.py"
     spec = importlib.util.spec_from_file_location("generate_metrics", path)
     assert spec is not None
@@ -33,7 +33,7 @@ def test_no_metric_is_explained_twice():
     assert len(names) == len(set(names))
 
 
-def test_the_page_says_how_the_learner_combines_each_metric():
+def test_page_says_how_the_learner_combines_each_metric():
     sums = Accumulator()
     metrics.record(sums, trace())
     for name, how in sums.reductions().items():

@@ -176,7 +176,7 @@ def test_template_that_is_no_file_is_refused():
 
 
 @pytest.mark.parametrize("value", [None, "text", [], [1], [{"content": "no role"}], {"role": "user"}, [{"role": 1}]])
-def test_what_is_no_list_of_messages_is_no_conversation(value: Any):
+def test_conversation_is_a_list_of_messages_and_nothing_else(value: Any):
     assert conversation(value) is None
 
 

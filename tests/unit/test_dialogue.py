@@ -113,7 +113,7 @@ def test_tools_a_template_does_not_show_are_described_in_a_system_message():
     assert dialogue.forks == 0
 
 
-def test_without_tools_nothing_is_a_call():
+def test_dialogue_without_tools_finds_no_call():
     dialogue, _, tokenizer = begun(WITH_TOOLS)
     spoken = dialogue.say(said(tokenizer, '<tool_call>{"name": "add", "arguments": {}}</tool_call>'))
     assert spoken.calls == ()
@@ -165,7 +165,7 @@ WORDS = st.one_of(st.text(st.sampled_from("ab \n</é漢🙂"), max_size=12), st.
     st.lists(st.tuples(WORDS, st.booleans(), WORDS), min_size=1, max_size=4),
     st.booleans(),
 )
-def test_whatever_is_said_every_sampled_token_is_trained_once_after_what_it_was_sampled_after(template, talk, kept):
+def test_dialogue_trains_every_sampled_token_once_after_its_own_context(template, talk, kept):
     dialogue, turns, tokenizer = begun(template, history="kept" if kept else "rendered")
     contexts: list[np.ndarray] = []
     for text, ended, answer in talk:

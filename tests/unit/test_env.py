@@ -40,7 +40,7 @@ def test_one_request_carries_prompt_sampling_seed_and_group():
     assert sampled.parent == 0
 
 
-def test_an_aborted_completion_is_no_sample():
+def test_aborted_completion_is_no_sample():
     async def generate(request: Request) -> Completion:
         return samples.completion(tokens=(8,), finish_reason="abort")
 

@@ -66,7 +66,7 @@ def test_experts_are_counted_from_the_configuration(config: dict[str, Any], coun
         ({"coef": 0.01}, "learner.router_aux_loss_coef = 0.01"),
     ],
 )
-def test_what_is_for_mixtures_of_experts_is_refused_for_other_models(
+def test_settings_of_mixtures_of_experts_are_refused_for_other_models(
     sections: dict[str, Any], key: str, tmp_path: Path
 ):
     model = Model(path=str(folder(tmp_path)), keep_routing=sections.get("keep_routing"))

@@ -43,7 +43,7 @@ def test_every_prompt_ends_once_with_a_reason_and_a_count() -> None:
     ],
     ids=["settle twice", "settle unknown", "admit twice", "finish unknown"],
 )
-def test_an_account_that_cannot_be_right_is_our_own_bug(misuse) -> None:
+def test_account_that_cannot_be_right_is_our_own_bug(misuse) -> None:
     ledger = Ledger()
     ledger.admit(1, admission(1))
     ledger.admit(2, admission(2))
@@ -55,7 +55,7 @@ def test_an_account_that_cannot_be_right_is_our_own_bug(misuse) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(OUTCOMES))))
-def test_the_account_balances_whatever_happens_and_survives_a_restart(ends: list[tuple[int, str]]) -> None:
+def test_account_balances_whatever_happens_and_survives_a_restart(ends: list[tuple[int, str]]) -> None:
     ledger, open_tickets = Ledger(), set(range(31))
     for ticket in range(31):
         ledger.admit(ticket, admission(ticket))

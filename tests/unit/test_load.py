@@ -285,12 +285,12 @@ def test_dump_of_free_tables_loads_to_the_same_config():
     ("value", "name"),
     [(None, "chat.template_kwargs.a"), ([{1: 2}], "chat.template_kwargs.a[0]"), (object, "chat.template_kwargs.a")],
 )
-def test_what_a_config_file_cannot_hold_is_refused(value: object, name: str):
+def test_value_that_a_config_file_cannot_hold_is_refused(value: object, name: str):
     with pytest.raises(ConfigError, match=re.escape(f"{name} = ") + ".* that a config file can hold"):
         parse_config({"chat": {"template_kwargs": {"a": value}}})
 
 
-def test_a_tuple_in_a_free_table_is_the_list_it_is_loaded_as():
+def test_tuple_in_a_free_table_is_the_list_it_is_loaded_as():
     assert parse_config({"chat": {"template_kwargs": {"a": (1, (2,))}}}).chat.template_kwargs == {"a": [1, [2]]}
 
 
@@ -519,7 +519,7 @@ def test_toml_that_python_cannot_hold_is_refused(tmp_path: Path, text: str):
     assert "not valid TOML" in _refusal(tmp_path, text)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_config(tmp_path: Path):
+def test_byte_order_mark_is_no_part_of_a_config(tmp_path: Path):
     path = tmp_path / "windows.toml"
     path.write_bytes(b"\xef\xbb\xbf[run]\r\nsteps = 7\r\n")
     assert load_config(path).run.steps == 7

@@ -221,7 +221,7 @@ def test_logged_columns_are_kept_with_the_episodes_and_metrics_are_averaged():
     assert "logged/mean_length" not in scorer.stats()
 
 
-def test_what_is_logged_can_be_written_whatever_it_is():
+def test_logged_values_can_be_written_whatever_they_are():
     def logging(completions: list[str], log_extra: Any) -> list[float]:
         log_extra("number", [np.float32(0.5), np.int64(3)])
         log_extra("other", [object, 1 << 80])
@@ -351,7 +351,7 @@ def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait
     assert panel.stats()["score/rm_timeouts"] == (8.0 if status != "ok" else 0.0)
 
 
-def test_who_gives_up_leaves_the_queue():
+def test_batcher_forgets_a_question_that_was_given_up():
     batches: list[int] = []
 
     async def forward(samples: list[Sample]) -> list[Opinion]:

@@ -114,7 +114,7 @@ def test_call_that_hangs_is_killed_at_its_deadline_and_the_next_is_served(deed: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deed", ["fork", "leave"])
-def test_what_it_forked_is_killed_with_it(deed: str, tmp_path: Path):
+def test_killed_process_takes_along_what_it_forked(deed: str, tmp_path: Path):
     async def main() -> None:
         async with opened("by_text", deadline_s=1.0) as panel:
             (lost,) = (await panel.score(samples.group(texts=[f"{deed} {tmp_path}"]))).episodes
@@ -144,7 +144,7 @@ def test_call_that_ends_its_process_costs_its_episodes_and_says_how(deed: str, e
     run(main)
 
 
-def test_what_it_writes_is_kept_in_the_log_and_never_taken_for_an_answer(tmp_path: Path):
+def test_output_of_a_process_goes_to_the_log_and_is_never_taken_for_an_answer(tmp_path: Path):
     async def main() -> None:
         async with opened("by_text", log=tmp_path / "verifier.log") as panel:
             assert [e.reward for e in (await panel.score(samples.group(texts=["say word"]))).episodes] == [1.0]
@@ -261,7 +261,7 @@ def test_function_that_cannot_be_imported_there_is_refused_at_the_start(tmp_path
         (verifiers.Scores().method, "method: it is a method"),
     ],
 )
-def test_what_a_process_could_not_import_is_refused_with_the_reason(function: Any, why: str):
+def test_function_that_a_process_could_not_import_is_refused_with_the_reason(function: Any, why: str):
     with pytest.raises(ConfigError, match=why):
         ProcessSource(function, state_of=Progress())
 

@@ -67,13 +67,13 @@ def test_mask_comes_before_reject() -> None:
     assert ByVersion(reject=0, mask=1).judge(mixed, 5).stale != ""
 
 
-def test_a_group_is_as_old_as_its_oldest_episode() -> None:
+def test_group_is_as_old_as_its_oldest_episode() -> None:
     both = samples.group(episodes=[samples.episode(versions=(6, 6)), samples.episode(index=1, versions=(2, 2))])
     assert ByVersion(reject=3).judge(both, 6).stale != ""
     assert ByVersion(reject=4).judge(both, 6).stale == ""
 
 
-def test_a_group_without_tokens_is_as_old_as_its_admission() -> None:
+def test_group_without_tokens_is_as_old_as_its_admission() -> None:
     empty = samples.group(versions=(), admitted_version=4)
     assert ByVersion(reject=1).judge(empty, 5).stale == ""
     assert ByVersion(reject=1).judge(empty, 6).stale != ""

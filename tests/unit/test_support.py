@@ -32,7 +32,7 @@ def listed(support: Support) -> list[list[int] | None]:
 
 
 @given(supports())
-def test_a_support_gives_back_every_set(made: tuple[Support, list[list[int] | None]]):
+def test_support_gives_back_every_set(made: tuple[Support, list[list[int] | None]]):
     support, sets = made
     assert listed(support) == sets
     assert all(
@@ -41,7 +41,7 @@ def test_a_support_gives_back_every_set(made: tuple[Support, list[list[int] | No
 
 
 @given(supports())
-def test_a_set_takes_its_ids_or_a_bitmap_whichever_is_smaller(made: tuple[Support, list[list[int] | None]]):
+def test_set_takes_its_ids_or_a_bitmap_whichever_is_smaller(made: tuple[Support, list[list[int] | None]]):
     support, sets = made
     most = -(-support.vocabulary // 32)
     assert len(support.words) == sum(min(len(one), most) for one in sets if one is not None)
@@ -58,7 +58,7 @@ def test_supports_join_and_are_taken_apart_again(data: st.DataObject):
 
 
 @given(supports(), st.data())
-def test_a_support_knows_which_tokens_it_holds(made: tuple[Support, list[list[int] | None]], data: st.DataObject):
+def test_support_knows_which_tokens_it_holds(made: tuple[Support, list[list[int] | None]], data: st.DataObject):
     support, sets = made
     tokens = [data.draw(st.integers(0, support.vocabulary - 1)) for _ in sets]
     held = [one is None or token in one for token, one in zip(tokens, sets, strict=True)]
@@ -66,7 +66,7 @@ def test_a_support_knows_which_tokens_it_holds(made: tuple[Support, list[list[in
 
 
 @given(supports())
-def test_a_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
+def test_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
     made: tuple[Support, list[list[int] | None]],
 ):
     support, _ = made
@@ -117,7 +117,7 @@ def test_a_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
         ),
     ],
 )
-def test_what_does_not_line_up_is_refused(make, words: str):
+def test_supports_and_routings_that_do_not_line_up_are_refused(make, words: str):
     with pytest.raises(AlignmentError, match=words):
         make()
 
@@ -130,7 +130,7 @@ def completion(tokens: int, **kept) -> Completion:
     return samples.completion(tokens=[0] * tokens, **kept)
 
 
-def test_a_part_without_sets_counts_as_the_whole_vocabulary():
+def test_part_without_sets_counts_as_the_whole_vocabulary():
     cut = completion(2, support=Support.of([np.array([0, 3], np.int32)] * 2, vocabulary=9))
     joined = completion(1).then(cut).then(completion(0)).support
     assert joined is not None
@@ -164,7 +164,7 @@ def _narrow() -> Routing:
     return Routing(experts=np.zeros((1, 3, 1), np.int16), context=np.zeros((0, 3, 1), np.int16))
 
 
-def test_a_row_with_what_is_kept_crosses_the_wire():
+def test_row_with_what_is_kept_crosses_the_wire():
     row = samples.row(
         tokens=range(4),
         prompt_tokens=2,

@@ -215,7 +215,7 @@ def test_two_tools_of_one_name_are_refused():
         Toolbox([double, double], offload=DaemonThreads(limit=1), deadline_s=1.0)
 
 
-def test_what_has_no_reset_is_no_environment():
+def test_factory_without_reset_makes_no_environment():
     with pytest.raises(ConfigError, match="int has no reset"):
         EnvInstance(3, functions=(), offload=DaemonThreads(limit=1), deadline_s=1.0)
 
@@ -259,7 +259,7 @@ def test_tool_that_is_no_function_is_refused_before_anything_is_made():
         checks.check(RunConfig(), tools=["double"])  # type: ignore[list-item]
 
 
-def test_nothing_given_is_a_single_turn(tmp_path: Path):
+def test_run_without_tools_plays_a_single_turn(tmp_path: Path):
     envs = opened(RunConfig(), tmp_path)
     assert all(isinstance(env, SingleTurnEnv) for env in envs.values())
 
@@ -322,7 +322,7 @@ def test_kept_history_is_refused_where_the_template_does_not_show_it(tmp_path: P
         (Tools(), {"environment_factory": {"": Room}}, "environment_factory"),
     ],
 )
-def test_what_cannot_be_played_is_refused_by_key(env: Any, given: dict[str, Any], message: str):
+def test_environment_that_cannot_be_played_is_refused_by_key(env: Any, given: dict[str, Any], message: str):
     config = RunConfig(env=env, engine=msgspec.structs.replace(RunConfig().engine, max_context=99))
     with pytest.raises(ConfigError, match=message):
         checks.check(config, **given)

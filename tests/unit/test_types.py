@@ -78,7 +78,7 @@ def test_lags_are_those_of_trained_tokens_alone() -> None:
     assert msgspec.structs.replace(batch, rows=()).lags().tolist() == []
 
 
-def test_a_group_is_as_old_as_its_oldest_token() -> None:
+def test_group_is_as_old_as_its_oldest_token() -> None:
     mixed = samples.group(
         episodes=[samples.episode(versions=(5, 6)), samples.episode(index=1, versions=(4, 4, 9))], admitted_version=1
     )
@@ -88,7 +88,7 @@ def test_a_group_is_as_old_as_its_oldest_token() -> None:
     assert samples.group(rewards=(1.0, None)).rewards == (1.0, None)
 
 
-def test_an_episode_knows_what_was_sampled_and_what_was_given() -> None:
+def test_episode_knows_what_was_sampled_and_what_was_given() -> None:
     played = samples.episode(versions=(0, 0))
     assert played.sampled_tokens == 2
     assert played.text == "0 1"
@@ -129,7 +129,7 @@ def test_segments_put_together_equal_one_sequence():
         assert joined.logprobs.dtype == np.float32
 
 
-def test_a_request_goes_on_after_what_was_written_any_number_of_times():
+def test_request_goes_on_after_what_was_written_any_number_of_times():
     request = samples.request(id="a", tokens=(1, 2), seed=3, group="g")
     once = request.after(samples.completion(tokens=(5, 6)))
     twice = once.after(samples.completion(tokens=())).after(samples.completion(tokens=(7,), versions=1))
