@@ -66,12 +66,6 @@ def watched(config: RunConfig, world: World, *, resume: Any = None, **how: float
     return run, witness
 
 
-def decoded(run: Simulation) -> int:
-    """Tokens the engine sampled, those of calls that were cancelled included."""
-    assert run.engine_stats is not None
-    return run.engine_stats.decode_tokens
-
-
 # ---- resume ----------------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +88,7 @@ def test_resuming_gives_what_not_interrupting_gives(turns: int, engines: int) ->
         mixed += len(versions) > 1
     assert mixed > 5
     assert plain.counts == resumed.counts
-    assert decoded(plain) == decoded(resumed)  # no token is sampled twice
+    assert plain.engine_stats.decode_tokens == resumed.engine_stats.decode_tokens  # no token is sampled twice
 
 
 def test_budget_counts_what_was_written_however_often_it_is_interrupted() -> None:
@@ -112,7 +106,6 @@ def test_resuming_costs_a_prefill_of_the_live_and_nothing_else() -> None:
     prefilled = {}
     for landing in (Swap(), Resume()):
         run, _ = watched(flow(steps=1000, ahead=2, window=2, inflight=landing), world)
-        assert run.engine_stats is not None
         prefilled[type(landing)] = run.engine_stats.prefill_tokens
     assert prefilled[Resume] > prefilled[Swap]
 
@@ -302,7 +295,7 @@ def total_tokens(world: World, config: RunConfig) -> int:
     """Tokens of all prompts, each generated once: of a run that nothing happens to."""
     run = simulate(config, world)
     assert run.counts["trained"] == world.rows
-    return decoded(run)
+    return run.engine_stats.decode_tokens
 
 
 def recorded_tokens(run: Simulation) -> int:
@@ -338,7 +331,7 @@ def test_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
     again = sum(recorded_tokens(part) - carried_tokens(part) for part in parts)
     assert again == 0 or isinstance(landing, Drain | Barrier)
     parts.append(simulate(config, world, resume=parts[-1].checkpoints.read()))
-    assert sum(decoded(part) for part in parts) == total_tokens(world, config) + again
+    assert sum(part.engine_stats.decode_tokens for part in parts) == total_tokens(world, config) + again
     trained = [entry.prompt_id for part in parts for entry in part.consumed]
     assert sorted(trained) == sorted(f"0/{row}" for row in range(24))
     assert max(entry.age for part in parts for entry in part.consumed) <= 2
@@ -358,7 +351,7 @@ def test_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, ki
     finished = {u.prompt_id for u in snapshot.unfinished if u.group is not None}
     before = [e.prompt_id for e in first.consumed if e.step < snapshot.step]
     done = sum(_length_of(row, config, world) for row in range(24) if f"0/{row}" in finished | set(before))
-    assert decoded(second) == total_tokens(world, config) - done - carried_tokens(first)
+    assert second.engine_stats.decode_tokens == total_tokens(world, config) - done - carried_tokens(first)
     assert sorted(before + [e.prompt_id for e in second.consumed]) == sorted(f"0/{row}" for row in range(24))
 
 
@@ -394,7 +387,7 @@ def _length_of(row: int, config: RunConfig, world: World) -> int:
             alone.prompts.next()
         return await play(alone)
 
-    return decoded(run_virtual(main))
+    return run_virtual(main).engine_stats.decode_tokens
 
 
 @pytest.mark.parametrize("kind", ["error", "hang"])
@@ -441,4 +434,4 @@ def test_environment_that_asks_something_else_is_played_anew_from_there() -> Non
     lost = sum(len(answer.completion.tokens) for answer in second_turns if answer.completion is not None)
     assert lost > 0
     second = part(1, resume=first.checkpoints.read())
-    assert decoded(first) + decoded(second) == 6 * 2 * 40 + lost
+    assert first.engine_stats.decode_tokens + second.engine_stats.decode_tokens == 6 * 2 * 40 + lost

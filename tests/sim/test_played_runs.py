@@ -86,11 +86,6 @@ def run(config: RunConfig, world: World, town: Town, **how: Any) -> Simulation:
     return run_virtual(main, limit_s=1e6)
 
 
-def decoded(run: Simulation) -> int:
-    assert run.engine_stats is not None
-    return run.engine_stats.decode_tokens
-
-
 def lengths(request: Any) -> float:
     return 5 + (7 * len(request.tokens) + request.seed % 11) % 40
 
@@ -119,7 +114,7 @@ def test_stopped_run_of_conversations_generates_no_token_twice(landing: Any) -> 
     for at_s in (3.0, 6.1):
         parts.append(run(config, world, town, resume=parts[-1].checkpoints.read(), stop_at_s=at_s))
     parts.append(run(config, world, town, resume=parts[-1].checkpoints.read()))
-    assert sum(decoded(part) for part in parts) == decoded(whole)
+    assert sum(part.engine_stats.decode_tokens for part in parts) == whole.engine_stats.decode_tokens
     trained = [entry.prompt_id for part in parts for entry in part.consumed]
     assert sorted(trained) == sorted(f"0/{row}" for row in range(24))
     carried = [u for u in parts[0].checkpoints.read()[0].unfinished for record in u.answers if len(record) > 1]

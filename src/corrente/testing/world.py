@@ -132,8 +132,6 @@ class Simulation(msgspec.Struct, kw_only=True, eq=False):
     sink: RecordingSink
     prompts: VirtualPrompts
     checkpoints: MemoryCheckpoints
-    engine_stats: EngineStats | None = None
-    """The engine's counters when the run was over: all tokens that were sampled, those of cancelled calls included."""
     outcome: RunResult | None = None
     error: Exception | None = None
     elapsed_s: float = 0.0
@@ -146,6 +144,11 @@ class Simulation(msgspec.Struct, kw_only=True, eq=False):
     def max_age(self) -> int:
         """Of all tokens that were trained on, in versions."""
         return max((entry.age for entry in self.consumed), default=0)
+
+    @property
+    def engine_stats(self) -> EngineStats:
+        """The engine's counters once the run is over; tokens of calls that were cancelled are among them."""
+        return run_virtual(self.engine.stats)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -229,7 +232,6 @@ async def play(
             except Exception as error:
                 simulation.error = error
             tasks.cancel_scope.cancel()
-    simulation.engine_stats = await simulation.engine.stats()
     simulation.elapsed_s = anyio.current_time()
     return simulation
 
