@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from corrente.config import Filter, Limits
-from corrente.data.types import Prompt, Request, Sampling, Turn
-from corrente.env.base import Generate, Played
+from corrente.controller.parts import Parts
+from corrente.data.types import Prompt
+from corrente.env.base import Env, Generate, Played
 from corrente.errors import (
     CheckpointError,
     DivergedError,
@@ -29,7 +30,7 @@ from corrente.errors import (
 from corrente.sim.distributions import Fixed, LogNormal
 from corrente.sim.faults import Fault
 from corrente.sim.speed import Speed
-from corrente.testing import Simulation, World, run_virtual, simulate
+from corrente.testing import Simulation, World, run_virtual, samples, simulate
 from corrente.testing.world import LANDINGS, build, flow, play
 
 LIMITS = Limits(episode_s=30.0, watchdog_s=100.0, failure_fraction=0.6)
@@ -185,16 +186,20 @@ def test_worker_that_dies_ends_the_run_within_a_second() -> None:
     assert ended_s < 131.0
 
 
+def in_env(env: Env) -> Callable[[Parts], Parts]:
+    """A ``change`` for ``simulate`` that plays in ``env``."""
+    return lambda parts: msgspec.structs.replace(parts, env=env)
+
+
 class Agents:
     """An environment that asks for three completions at once, from a task group of its own."""
 
     async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        turns = [Turn(speaker="user", tokens=prompt.tokens)]
+        turns = [samples.turn(prompt.tokens)]
 
         async def one(at: int) -> None:
-            request = Request(id=f"{key}/{at}", tokens=prompt.tokens, sampling=Sampling(), seed=seed + at)
-            done = await generate(request)
-            turns.append(Turn(speaker=f"agent {at}", tokens=done.tokens, completion=done, parent=0))
+            done = await generate(samples.request(id=f"{key}/{at}", tokens=prompt.tokens, seed=seed + at))
+            turns.append(samples.turn(done, speaker=f"agent {at}", parent=0))
 
         async with anyio.create_task_group() as tasks:
             for at in range(3):
@@ -212,12 +217,7 @@ class Agents:
     ids=["death", "always", "sometimes"],
 )
 def test_errors_inside_an_environments_own_task_group_are_judged_the_same(fault: Fault, kind) -> None:
-    async def main() -> Simulation:
-        simulation = build(config(), World(lengths=TAIL, faults=(fault,)))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=Agents())
-        return await play(simulation)
-
-    run = run_virtual(main, limit_s=20_000)
+    run = simulate(config(), World(lengths=TAIL, faults=(fault,)), limit_s=20_000, change=in_env(Agents()))
     assert kind is None or isinstance(run.error, kind), run.error
     if kind is None:
         assert len(run.learner.steps) == 10
@@ -233,20 +233,14 @@ class Earns:
         self._given = given
 
     async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        done = await generate(Request(id=f"{key}/0", tokens=prompt.tokens, sampling=Sampling(), seed=seed))
-        said = Turn(speaker="policy", tokens=done.tokens, completion=done, parent=0)
+        done = await generate(samples.request(id=f"{key}/0", tokens=prompt.tokens, seed=seed))
         reward: Any = self._given if seed % 5 == 0 else float(seed % 2)
-        return Played(turns=(Turn(speaker="user", tokens=prompt.tokens), said), rewards={"env": reward})
+        return Played(turns=(samples.turn(prompt.tokens), samples.turn(done)), rewards={"env": reward})
 
 
 @pytest.mark.parametrize("given", [math.nan, math.inf, "many", 1e39])
 def test_reward_of_an_environment_that_is_no_number_costs_its_episode(given: object) -> None:
-    async def main() -> Simulation:
-        simulation = build(config(), World(lengths=TAIL))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=Earns(given))
-        return await play(simulation)
-
-    run = run_virtual(main, limit_s=20_000)
+    run = simulate(config(), World(lengths=TAIL), limit_s=20_000, change=in_env(Earns(given)))
     assert run.error is None
     assert len(run.learner.steps) == 10
     assert any("the environment gave the reward" in message for _, message in run.sink.events)
@@ -348,12 +342,7 @@ class Wrapped(Agents):
 
 
 def changed(change: Any, **world: Any) -> Simulation:
-    async def main() -> Simulation:
-        simulation = build(flow(steps=3), World(**world))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=Wrapped(change))
-        return await play(simulation)
-
-    return run_virtual(main, limit_s=1000)
+    return simulate(flow(steps=3), World(**world), limit_s=1000, change=in_env(Wrapped(change)))
 
 
 async def refuses() -> None:
@@ -410,9 +399,8 @@ def test_environment_that_raises_to_end_its_process_or_task_costs_its_episode(ra
         raise raised
 
     async def main() -> Simulation:
-        simulation = build(flow(steps=3), World(speed=Speed(step_s=1e-4, per_sequence_s=0.0)))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=Wrapped(ends))
-        return await play(simulation)
+        world = World(speed=Speed(step_s=1e-4, per_sequence_s=0.0))
+        return await play(build(flow(steps=3), world, change=in_env(Wrapped(ends))))
 
     run = anyio.run(main, backend="asyncio")
     assert isinstance(run.error, FailureBudgetError)

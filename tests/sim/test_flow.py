@@ -7,13 +7,13 @@ import math
 import zlib
 
 import anyio
-import msgspec
 import pytest
+from tests.sim.wrapped_env import wrap_env
 
 from corrente.config import Barrier, Cancel, Drain, Eval, Filter, Limits, OldWeights, Resume
 from corrente.controller import pipeline
 from corrente.data.types import Completion, Prompt, Request, Sampling
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate
 from corrente.errors import FailureBudgetError, GenerationError, NothingToLearnError
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.engine import VirtualEngine
@@ -74,23 +74,6 @@ def test_on_policy_trains_and_does_not_hang(landing, stage_s: float) -> None:
     assert run.max_age == 0
 
 
-class Witness:
-    """Plays like the environment it wraps, and writes down when each request began and ended, as seen from outside."""
-
-    def __init__(self, inner) -> None:
-        self._inner = inner
-        self.seen: list[tuple[float, float, Completion]] = []
-
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        async def watched(request: Request) -> Completion:
-            began_s = anyio.current_time()
-            done = await generate(request)
-            self.seen.append((began_s, anyio.current_time(), done))
-            return done
-
-        return await self._inner.play(prompt, watched, key=key, group=group, seed=seed)
-
-
 @pytest.mark.parametrize("landing", LANDINGS, ids=lambda landing: type(landing).__name__)
 def test_token_is_labelled_with_the_version_that_sampled_it(landing) -> None:
     """Prefill takes so long that weights land between sending a request and its first token; labels follow the flips."""
@@ -101,17 +84,19 @@ def test_token_is_labelled_with_the_version_that_sampled_it(landing) -> None:
         score_s=Fixed(1.0),
     )
 
-    async def watched() -> tuple[Simulation, Witness]:
-        simulation = build(flow(steps=15, ahead=2, inflight=landing), world)
-        witness = Witness(simulation.parts.env)
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=witness)
-        return await play(simulation), witness
+    seen: list[tuple[float, float, Completion]] = []
 
-    run, witness = run_virtual(watched)
+    async def watch(prompt: Prompt, request: Request, generate: Generate) -> Completion:
+        began_s = anyio.current_time()
+        done = await generate(request)
+        seen.append((began_s, anyio.current_time(), done))
+        return done
+
+    run = simulate(flow(steps=15, ahead=2, inflight=landing), world, change=wrap_env(watch))
     assert run.error is None
     flips_s = [at_s for _, at_s in run.sync.published]
     late = mixed = 0
-    for began_s, ended_s, done in witness.seen:
+    for began_s, ended_s, done in seen:
         versions = [span.version for span in done.spans]
         first, last = bisect.bisect_right(flips_s, began_s) - 1, bisect.bisect_right(flips_s, ended_s) - 1
         before = (

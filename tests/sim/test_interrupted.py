@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from tests.sim.wrapped_env import wrap_env
 
 from corrente.config import (
     Barrier,
@@ -23,11 +24,11 @@ from corrente.config import (
     RunConfig,
     Swap,
 )
+from corrente.controller.parts import Parts
 from corrente.controller.snapshot import Unfinished
 from corrente.data.types import Completion, Prompt, Request
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
-from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Fault
 from corrente.sim.pool import VirtualPool
 from corrente.sim.speed import Speed
@@ -38,32 +39,21 @@ TAIL = LongTail(body=LogNormal(median=20, sigma=1.0), factor=8, share=0.1)
 LIMITS = Limits(episode_s=1000.0)
 
 
-class Witness:
-    """Plays like the environment it wraps, and keeps every completion by the prompt, the episode and the turn it was for."""
-
-    def __init__(self, inner) -> None:
-        self._inner = inner
-        self.seen: dict[tuple[str, str], Completion] = {}
-
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        async def watched(request: Request) -> Completion:
-            done = await generate(request)
-            self.seen[prompt.id, request.id.partition("/")[2]] = done
-            return done
-
-        return await self._inner.play(prompt, watched, key=key, group=group, seed=seed)
+Seen = dict[tuple[str, str], Completion]
+"""Every completion of a run, by its prompt and by the episode and the turn it was for."""
 
 
-def watched(config: RunConfig, world: World, *, resume: Any = None, **how: float) -> tuple[Simulation, Witness]:
-    async def main() -> tuple[Simulation, Witness]:
-        simulation = build(config, world, resume=resume)
-        witness = Witness(simulation.parts.env)
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=witness)
-        return await play(simulation, resume=resume, **how), witness
+def watched(config: RunConfig, world: World, **how: Any) -> tuple[Simulation, Seen]:
+    seen: Seen = {}
 
-    run, witness = run_virtual(main)
+    async def watch(prompt: Prompt, request: Request, generate: Generate) -> Completion:
+        done = await generate(request)
+        seen[prompt.id, request.id.partition("/")[2]] = done
+        return done
+
+    run = simulate(config, world, change=wrap_env(watch), **how)
     assert run.error is None
-    return run, witness
+    return run, seen
 
 
 # ---- resume ----------------------------------------------------------------------------------------------------------
@@ -76,10 +66,10 @@ def test_resuming_gives_what_not_interrupting_gives(turns: int, engines: int) ->
     world = World(lengths=TAIL, turns=turns, tool_s=Uniform(low=0, high=2), engines=engines, rows=40)
     plain, undisturbed = watched(flow(steps=1000, ahead=2, window=2, inflight=Swap()), world)
     resumed, interrupted = watched(flow(steps=1000, ahead=2, window=2, inflight=Resume()), world)
-    assert undisturbed.seen.keys() == interrupted.seen.keys()
+    assert undisturbed.keys() == interrupted.keys()
     mixed = 0
-    for name, want in undisturbed.seen.items():
-        done = interrupted.seen[name]
+    for name, want in undisturbed.items():
+        done = interrupted[name]
         assert done.tokens.tolist() == want.tokens.tolist(), name
         assert done.finish_reason == want.finish_reason
         assert len(done.logprobs) == len(done.tokens) == sum(span.stop - span.start for span in done.spans)
@@ -96,9 +86,9 @@ def test_budget_counts_what_was_written_however_often_it_is_interrupted() -> Non
         lengths=Fixed(10_000), step_s=Fixed(0.0), speed=Speed(step_s=0.1, prefill_token_s=0.001), stage_s=Fixed(0.3)
     )
     config = flow(steps=8, prompts=1, ahead=3, window=1, max_tokens=60, inflight=Resume(), limits=LIMITS)
-    _, witness = watched(config, world)
-    assert max(len(done.spans) for done in witness.seen.values()) >= 2
-    assert {(len(done.tokens), done.finish_reason) for done in witness.seen.values()} == {(60, "length")}
+    _, seen = watched(config, world)
+    assert max(len(done.spans) for done in seen.values()) >= 2
+    assert {(len(done.tokens), done.finish_reason) for done in seen.values()} == {(60, "length")}
 
 
 def test_resuming_costs_a_prefill_of_the_live_and_nothing_else() -> None:
@@ -110,42 +100,30 @@ def test_resuming_costs_a_prefill_of_the_live_and_nothing_else() -> None:
     assert prefilled[Resume] > prefilled[Swap]
 
 
-class Impatient:
-    """Ends its own request after five seconds, and takes what there is."""
+def test_abort_of_the_environments_own_is_not_resumed() -> None:
+    """An environment ends each of its requests after five seconds, and takes what there is."""
+    reasons: Counter[str] = Counter()
 
-    def __init__(self, inner, engine: VirtualEngine) -> None:
-        self._inner, self._engine = inner, engine
-        self.asked: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        async def cut(request: Request) -> Completion:
-            async def later() -> None:
+    def impatient(parts: Parts) -> Parts:
+        async def cut(prompt: Prompt, request: Request, generate: Generate) -> Completion:
+            async def end_later() -> None:
                 await anyio.sleep(5.0)
-                await self._engine.abort([request.id])
+                await parts.engine.abort([request.id])
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(later)
+                tasks.start_soon(end_later)
                 done = await generate(request)
                 tasks.cancel_scope.cancel()
-            self.reasons[done.finish_reason] += 1
+            reasons[done.finish_reason] += 1
             return done
 
-        return await self._inner.play(prompt, cut, key=key, group=group, seed=seed)
+        return wrap_env(cut)(parts)
 
-
-def test_abort_of_the_environments_own_is_not_resumed() -> None:
-    async def main() -> tuple[Simulation, Impatient]:
-        simulation = build(flow(steps=6, inflight=Resume()), World(lengths=Uniform(low=10, high=90)))
-        assert isinstance(simulation.engine, VirtualEngine)
-        env = Impatient(simulation.parts.env, simulation.engine)
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=env)
-        return await play(simulation), env
-
-    run, env = run_virtual(main, limit_s=1000)
+    world = World(lengths=Uniform(low=10, high=90))
+    run = simulate(flow(steps=6, inflight=Resume()), world, limit_s=1000, change=impatient)
     assert run.error is None
-    assert env.reasons["abort"] > 5
-    assert env.reasons["stop"] > 5
+    assert reasons["abort"] > 5
+    assert reasons["stop"] > 5
 
 
 def test_evaluation_is_interrupted_like_everything_else() -> None:
@@ -192,9 +170,9 @@ def test_groups_past_the_bound_are_given_up_accounted_for_and_replaced() -> None
 
 @pytest.mark.parametrize("max_age", [0, 1, 2])
 def test_no_trained_group_has_seen_more_versions_land_than_it_may(max_age: int) -> None:
-    run, witness = watched(flow(steps=30, ahead=3, window=6, inflight=Cancel(max_age=max_age)), World(lengths=TAIL))
+    run, seen = watched(flow(steps=30, ahead=3, window=6, inflight=Cancel(max_age=max_age)), World(lengths=TAIL))
     assert run.counts["trained"] == 60
-    assert max(len({s.version for s in done.spans}) for done in witness.seen.values()) <= max_age + 1
+    assert max(len({s.version for s in done.spans}) for done in seen.values()) <= max_age + 1
     assert run.counts["cancelled"] > 6
 
 
@@ -211,11 +189,11 @@ def test_data_that_is_always_given_up_ends_the_run() -> None:
 
 def test_snapshot_keeps_the_version_of_a_live_sequence_and_gives_a_new_one_the_new() -> None:
     world = World(lengths=TAIL, turns=3, tool_s=Fixed(0.5))
-    run, witness = watched(flow(steps=20, ahead=2, window=3, inflight=OldWeights()), world)
+    run, seen = watched(flow(steps=20, ahead=2, window=3, inflight=OldWeights()), world)
     assert run.counts["trained"] == 40
-    assert {len(done.spans) for done in witness.seen.values() if len(done.tokens)} == {1}
+    assert {len(done.spans) for done in seen.values() if len(done.tokens)} == {1}
     by_episode: dict[tuple[str, str], list[int]] = {}
-    for (prompt, name), done in sorted(witness.seen.items()):
+    for (prompt, name), done in sorted(seen.items()):
         by_episode.setdefault((prompt, name.partition("/")[0]), []).extend(s.version for s in done.spans)
     assert any(len(set(versions)) > 1 for versions in by_episode.values())
     assert all(versions == sorted(versions) for versions in by_episode.values())
@@ -241,8 +219,8 @@ def test_every_policy_keeps_its_promise_about_mixed_versions() -> None:
     world = World(lengths=TAIL)
     mixed: dict[str, int] = {}
     for landing in LANDINGS:
-        _, witness = watched(flow(steps=12, ahead=2, window=2, inflight=landing), world)
-        mixed[type(landing).__name__] = sum(len(done.spans) > 1 for done in witness.seen.values())
+        _, seen = watched(flow(steps=12, ahead=2, window=2, inflight=landing), world)
+        mixed[type(landing).__name__] = sum(len(done.spans) > 1 for done in seen.values())
     assert {name for name, count in mixed.items() if count} == {"Swap", "Recompute", "Resume"}
 
 
@@ -367,10 +345,10 @@ def test_promise_about_mixed_versions_holds_across_a_restart(landing, turns: int
         first = simulate(config, world, kill_at_s=kill_at_s)
         snapshot, _ = first.checkpoints.read()
         begun = {u.prompt_id for u in snapshot.unfinished if any(u.answers)}
-        second, witness = watched(config, world, resume=first.checkpoints.read())
+        second, seen = watched(config, world, resume=first.checkpoints.read())
         assert second.counts["trained"] == 24
         by_group: dict[str, set[int]] = {}
-        for (prompt, _), done in witness.seen.items():
+        for (prompt, _), done in seen.items():
             by_group.setdefault(prompt, set()).update(span.version for span in done.spans)
             requests += prompt in begun and len(done.spans) > 1
         groups += sum(len(by_group[prompt]) > 1 for prompt in begun)
@@ -405,26 +383,13 @@ def test_partials_that_fail_cost_a_warning_and_not_the_checkpoint(kind) -> None:
 def test_environment_that_asks_something_else_is_played_anew_from_there() -> None:
     """After the restart every second turn has another context: what was recorded of it is not used."""
 
-    class Moody:
-        def __init__(self, inner, mood: int) -> None:
-            self._inner, self._mood = inner, mood
+    def part(mood: int, **how: Any) -> Simulation:
+        async def other(prompt: Prompt, request: Request, generate: Generate) -> Completion:
+            if request.id.endswith("/1"):
+                request = msgspec.structs.replace(request, seed=request.seed + mood)
+            return await generate(request)
 
-        async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int):
-            async def other(request: Request) -> Completion:
-                if request.id.endswith("/1"):
-                    request = msgspec.structs.replace(request, seed=request.seed + self._mood)
-                return await generate(request)
-
-            return await self._inner.play(prompt, other, key=key, group=group, seed=seed)
-
-    def part(mood: int, **how) -> Simulation:
-        async def main() -> Simulation:
-            simulation = build(config, world, resume=how.get("resume"))
-            env = Moody(simulation.parts.env, mood)
-            simulation.parts = msgspec.structs.replace(simulation.parts, env=env)
-            return await play(simulation, **how)
-
-        return run_virtual(main)
+        return simulate(config, world, change=wrap_env(other), **how)
 
     config = config_with(0)
     world = World(lengths=lambda request: 20, turns=2, rows=6)

@@ -11,13 +11,14 @@ import pytest
 
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Filter, Limits, RunConfig
+from corrente.controller.parts import Parts
 from corrente.data.types import Batch, Group
 from corrente.errors import FailureBudgetError, NothingToLearnError
 from corrente.score.combined import CombinedScorer, ScorerTerms
 from corrente.score.functions import FunctionsScorer, members
 from corrente.sim.distributions import Fixed, Uniform
 from corrente.sim.faults import Fault
-from corrente.testing import Simulation, World, run_virtual
+from corrente.testing import Simulation, World, run_virtual, simulate
 from corrente.testing.world import build, flow, play
 
 PLAIN = World()
@@ -46,16 +47,15 @@ def train(
 ):
     """``terms``: of each function; else they have ``deadline_s`` and are otherwise free."""
 
-    async def main() -> tuple[Simulation, Recorded]:
-        simulation = build(config, world)
-        algorithm = Recorded(config)
+    algorithm = Recorded(config)
+
+    def change(parts: Parts) -> Parts:
         scorer = FunctionsScorer(functions, deadline_s=deadline_s, offload=direct)
         if terms is not None:
             scorer = CombinedScorer([(source, terms) for source, _ in members(functions, offload=direct)])
-        simulation.parts = msgspec.structs.replace(simulation.parts, scorer=scorer, algorithm=algorithm)
-        return await play(simulation), algorithm
+        return msgspec.structs.replace(parts, scorer=scorer, algorithm=algorithm)
 
-    return run_virtual(main, limit_s=100_000)
+    return simulate(config, world, limit_s=100_000, change=change), algorithm
 
 
 def alternating(completions, row, **_) -> list[float]:

@@ -11,10 +11,9 @@ from corrente.data.types import Completion, Prompt, Request, Sampling
 from corrente.env.base import Generate, Played
 from corrente.env.single import SingleTurnEnv
 from corrente.errors import GenerationError
-from corrente.testing import samples
-from corrente.testing.clock import run_virtual
+from corrente.testing import samples, simulate
 from corrente.testing.stages import check_env
-from corrente.testing.world import Simulation, World, build, flow, play
+from corrente.testing.world import World, flow
 
 
 def test_one_request_carries_prompt_sampling_seed_and_group():
@@ -70,12 +69,11 @@ def test_evaluation_plays_held_out_prompts_in_its_own_environment():
     """Held-out prompts alone are sampled at the evaluation's temperature; training prompts never are."""
     training, evaluation = Recorder(temperature=1.0), Recorder(temperature=0.0)
 
-    async def main() -> Simulation:
-        simulation = build(flow(steps=4, eval=Eval(every=2, temperature=0.0)), World(eval_rows=3))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=training, eval_env=evaluation)
-        return await play(simulation)
-
-    simulation = run_virtual(main)
+    simulation = simulate(
+        flow(steps=4, eval=Eval(every=2, temperature=0.0)),
+        World(eval_rows=3),
+        change=lambda parts: msgspec.structs.replace(parts, env=training, eval_env=evaluation),
+    )
     assert simulation.error is None
     held_out = {prompt.id for prompt in simulation.parts.eval_prompts}
     assert {request.sampling.temperature for request in evaluation.requests} == {0.0}
