@@ -570,7 +570,7 @@ def test_game_of_several_that_is_cut_earned_each_of_them_nothing() -> None:
 
 def test_environment_is_chosen_by_a_column_where_there_are_several() -> None:
     first, second = Table(lambda turn, read: "1", factory=Counting), Table(lambda turn, read: "bye", factory=Shop)
-    settings = {"count": first.env.settings[""], "shop": second.env.settings[""]}
+    settings = {"count": first.env.setups[""], "shop": second.env.setups[""]}
     env = Conversation(settings, sampling=Sampling(), rules=Tools(), context=4096)
 
     async def main() -> list[Any]:

@@ -103,7 +103,7 @@ class Conversation:
         return self._rules
 
     @property
-    def settings(self) -> Mapping[str, EnvSetup]:
+    def setups(self) -> Mapping[str, EnvSetup]:
         """The environments by name, with the instances that are played in."""
         return self._settings
 
