@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from corrente import config as c
 from corrente.config import RunConfig
-from corrente.data.types import Batch, Completion, Request, Row, Sampling, Tokens
+from corrente.data.types import Completion, Sampling, Tokens
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.engine.embedded.hf import HFModel
@@ -26,6 +26,7 @@ from corrente.engine.embedded.lean import LeanModel
 from corrente.errors import ConfigError
 from corrente.learner.core import TorchLearner
 from corrente.sync.base import Update
+from corrente.testing import samples
 
 ALL = c.Lora(rank=4, alpha=12.0)
 SOME = c.Lora(rank=3, alpha=3.0, targets=("q_proj", "v_proj", "up_proj", "down_proj"))
@@ -88,19 +89,13 @@ def _learner(path: Path, adapters: c.Lora | c.LoraMerged | c.Full, *, steps: int
 
 def _train(core: TorchLearner, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    mask = np.arange(10) > 3
-    rows = tuple(
-        Row(
-            group=group,
-            tokens=rng.integers(2, 600, 10).astype(np.int32),
-            loss_mask=mask,
-            logprobs=np.where(mask, np.float32(-6), np.float32(0)),
-            versions=np.zeros(10, np.int32),
-            advantages=np.where(mask, np.float32(rng.normal()), np.float32(0)),
+    rows = [
+        samples.row(
+            group=group, tokens=rng.integers(2, 600, 10).astype(np.int32), logprobs=-6.0, advantages=rng.normal()
         )
         for group in range(4)
-    )
-    core.step(Batch(step=0, version=0, rows=rows, sequences=4, tokens=24))
+    ]
+    core.step(samples.batch(rows=rows))
 
 
 def _shipped(core: TorchLearner) -> Any:
@@ -216,7 +211,7 @@ def test_adapter_in_use_is_waited_for_before_its_slot_is_written_to(model_at):
     seen: list[str] = []
 
     async def live() -> None:
-        request = Request(id="live", tokens=_prompts()[0], sampling=Sampling(max_tokens=20), seed=1)
+        request = samples.request(id="live", tokens=_prompts()[0], max_tokens=20, seed=1)
         completion = await engine.generate(request)
         seen.append(f"live ended under {[span.version for span in completion.spans]}")
 

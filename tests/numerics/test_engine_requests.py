@@ -14,10 +14,11 @@ import pytest
 from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, spell, tiny
 from transformers import AutoTokenizer
 
-from corrente.data.types import Completion, Request, Sampling
+from corrente.data.types import Completion, Sampling
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.stop import StopStrings
 from corrente.errors import GenerationError
+from corrente.testing import samples
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
 
@@ -181,7 +182,7 @@ def test_prompt_that_cannot_be_served_is_refused(tokens: np.ndarray, message: st
 
 def test_request_before_weights_or_with_a_used_id_is_refused():
     where, model, _ = tiny("llama")
-    request = Request(id="a", tokens=PROMPT, sampling=Sampling(max_tokens=2))
+    request = samples.request(id="a", tokens=PROMPT, max_tokens=2)
     with pytest.raises(GenerationError, match="no weights"):
         EmbeddedCore(model=where).submit(request)
     served = Served(where, model)

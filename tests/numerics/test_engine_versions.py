@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
 
-from corrente.data.types import Completion, Request, Sampling, Span, Tokens
+from corrente.data.types import Completion, Sampling, Span, Tokens
 from corrente.engine.embedded.kv import KVCache
 from corrente.engine.embedded.rows import LiveRows
 from corrente.engine.embedded.sequence import LiveSequence
@@ -20,6 +20,7 @@ from corrente.engine.embedded.weights import EmbeddedWeights
 from corrente.errors import SyncError
 from corrente.sync import pack
 from corrente.sync.base import Update
+from corrente.testing import samples
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
 PATHS = [("llama", "lean"), ("qwen3", "lean"), ("llama", "hf"), ("gpt2", "hf")]
@@ -208,7 +209,7 @@ def test_scores_are_those_of_the_newest_weights_while_a_snapshot_lasts():
 
 
 def _live(name: int) -> LiveSequence:
-    request = Request(id=str(name), tokens=np.array([name, name], np.int32), sampling=Sampling())
+    request = samples.request(id=str(name), tokens=(name, name))
     return LiveSequence(request, room=4, stop_ids=frozenset(), decode=None, vocabulary=VOCABULARY)
 
 

@@ -15,12 +15,13 @@ from tests.numerics.test_kept_support import PROMPTS, batch, gaps, policy
 from corrente.algo.graph import rows
 from corrente.config import RunConfig
 from corrente.data.routing import UNKNOWN, Experts
-from corrente.data.types import Batch, Completion, Episode, Request, Row, Sampling, Tokens, Turn
+from corrente.data.types import Batch, Completion, Row, Sampling, Tokens
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.errors import AlignmentError, ConfigError
 from corrente.learner.model import recompute_activations
 from corrente.learner.packing import as_rows, as_tree, plan
 from corrente.models.moe_routing import Routers, routers_of
+from corrente.testing import samples
 
 MIXTURES = {"mixtral": (3, 2, 4), "qwen3_moe": (3, 3, 8)}
 """Layers, experts of a token, experts."""
@@ -128,13 +129,8 @@ def test_experts_of_a_resumed_request_continue_those_of_its_partial():
     served, _, _ = serve("qwen3_moe")
     whole = served.run([PROMPTS[0]], LONG)[0]
     again, _, _ = serve("qwen3_moe")
-    request = Request(id="0", tokens=PROMPTS[0], sampling=LONG, seed=0)
-    again.core.submit(request)
-    for _ in range(4):
-        again.core.step()
-    again.core.abort(["0"])
-    ((_, partial),) = again.core.step()
-    assert isinstance(partial, Completion)
+    request = samples.request(id="0", tokens=PROMPTS[0], sampling=LONG)
+    partial = again.interrupted(request, steps=4)
     again.core.submit(request.after(partial))
     joined = partial.then(again.finish()["0"])
     assert np.array_equal(joined.tokens, whole.tokens)
@@ -258,13 +254,12 @@ def test_recomputed_activations_are_routed_the_same_way():
 def test_conversation_of_several_turns_keeps_both_along_its_row():
     """Two sampled turns around a given one: the row's ratios are 1, and every position that is read has its experts."""
     served, model, _ = serve("qwen3_moe")
-    turns = [Turn(speaker="user", tokens=PROMPTS[1])]
+    turns = [samples.turn(PROMPTS[1])]
     for _ in range(2):
         context = np.concatenate([turn.tokens for turn in turns])
         (said,) = served.run([context], LONG)
-        turns.append(Turn(speaker="policy", tokens=said.tokens, completion=said))
-        turns.append(Turn(speaker="tool", tokens=np.array([30, 31, 32], np.int32)))
-    episode = Episode(prompt_id="0", group_id=0, index=0, turns=tuple(turns))
+        turns += [samples.turn(said), samples.turn((30, 31, 32), speaker="tool")]
+    episode = samples.episode(turns=turns)
     sampled = episode.sampled_tokens
     (row,) = rows(0, episode, advantages_T=np.ones(sampled), oldest=None)
     assert row.support is not None
@@ -272,25 +267,16 @@ def test_conversation_of_several_turns_keeps_both_along_its_row():
     assert ((row.support.counts > 0) == row.loss_mask).all()
     last = int(np.flatnonzero(row.loss_mask)[-1])
     assert same(row.experts[:last], chosen(model, row.tokens[:last]))
-    step = Batch(step=0, version=0, rows=(row,), sequences=1, tokens=sampled)
+    step = samples.batch(rows=[row])
     assert gaps(policy(model, LONG), step).max() < 3e-5
 
 
 # ---- packing ------------------------------------------------------------------------------------------------------------------
 
 
-def _row(tokens: list[int], experts: np.ndarray | None, group: int = 0) -> Row:
-    count = len(tokens)
-    mask = np.arange(count) >= count - 2
-    return Row(
-        group=group,
-        tokens=np.array(tokens, np.int32),
-        loss_mask=mask,
-        logprobs=np.where(mask, -0.5, 0).astype(np.float32),
-        versions=np.zeros(count, np.int32),
-        advantages=mask.astype(np.float32),
-        experts=experts,
-    )
+def _row(tokens: list[int], experts: np.ndarray | None) -> Row:
+    """Trained on its last two tokens."""
+    return samples.row(tokens=tokens, prompt_tokens=len(tokens) - 2, experts=experts)
 
 
 def test_prompt_that_was_routed_in_two_ways_is_forwarded_in_both():

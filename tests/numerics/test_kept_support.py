@@ -16,11 +16,12 @@ from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
 from corrente.data.support import Support
-from corrente.data.types import Batch, Completion, Episode, Group, Prompt, Request, Sampling, Tokens, Turn
+from corrente.data.types import Batch, Completion, Sampling, Tokens
 from corrente.errors import AlignmentError
 from corrente.learner import head
 from corrente.learner.model import Policy
 from corrente.learner.packing import plan
+from corrente.testing import samples
 
 CUTS = [
     {"top_k": k, "top_p": p, "min_p": m} for k, p, m in itertools.product((0, 1, 7, 300), (1.0, 0.9, 0.5), (0.0, 0.04))
@@ -35,23 +36,12 @@ def policy(model: Any, sampling: Sampling) -> Policy:
 def batch(sampling: Sampling, answers: Sequence[tuple[Tokens, Sequence[Completion]]], *, version: int = 0) -> Batch:
     """The step that the algorithm makes of completions, prompt by prompt."""
     groups = [
-        Group(
+        samples.group(
             id=at,
-            prompt=Prompt(id=str(at), tokens=tokens),
-            episodes=tuple(
-                Episode(
-                    prompt_id=str(at),
-                    group_id=at,
-                    index=index,
-                    turns=(
-                        Turn(speaker="user", tokens=tokens),
-                        Turn(speaker="policy", tokens=c.tokens, completion=c),
-                    ),
-                    reward=float(index),
-                )
-                for index, c in enumerate(completions)
-            ),
-            admitted_version=0,
+            episodes=[
+                samples.episode(group=at, index=index, turns=[tokens, completion], reward=float(index))
+                for index, completion in enumerate(completions)
+            ],
         )
         for at, (tokens, completions) in enumerate(answers)
     ]
@@ -175,13 +165,8 @@ def test_support_of_a_resumed_request_continues_that_of_its_partial():
     sampling = Sampling(max_tokens=10, top_p=0.9, temperature=0.8)
     whole = Served(where, model).run([PROMPTS[0]], sampling)[0]
     served = Served(where, model)
-    request = Request(id="0", tokens=PROMPTS[0], sampling=sampling, seed=0)
-    served.core.submit(request)
-    for _ in range(4):
-        served.core.step()
-    served.core.abort(["0"])
-    ((_, partial),) = served.core.step()
-    assert isinstance(partial, Completion)
+    request = samples.request(id="0", tokens=PROMPTS[0], sampling=sampling)
+    partial = served.interrupted(request, steps=4)
     served.core.submit(request.after(partial))
     joined = partial.then(served.finish()["0"])
     assert joined.support is not None

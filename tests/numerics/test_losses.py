@@ -13,9 +13,10 @@ from corrente.algo.kl import k3
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.ratio import log_ratio
 from corrente.config import Algo, RunConfig, Staleness
-from corrente.data.types import Batch, Row, Sampling
+from corrente.data.types import Sampling
 from corrente.errors import ConfigError
 from corrente.learner import head
+from corrente.testing import samples
 
 
 def _f(*values: float) -> torch.Tensor:
@@ -211,16 +212,9 @@ def test_fixed_length_divides_by_the_budget():
 @pytest.mark.parametrize(("loss", "want"), [("dapo", 1 / 20), ("grpo", 1 / (4 * 2)), ("dr_grpo", 1 / (4 * 16))])
 def test_denominators_are_those_of_the_whole_step(loss, want):
     """Four episodes and twenty tokens entered the step; one row of two trained tokens is left of them."""
-    row = Row(
-        group=0,
-        tokens=np.arange(4, dtype=np.int32),
-        loss_mask=np.array([False, False, True, True]),
-        logprobs=np.zeros(4, np.float32),
-        versions=np.zeros(4, np.int32),
-        advantages=np.ones(4, np.float32),
-    )
+    row = samples.row(tokens=range(4), prompt_tokens=2)
     objective = PolicyObjective(RunConfig(algo=Algo(loss=loss), sampling=Sampling(max_tokens=16)))
-    weights = objective.row_weights(Batch(step=0, version=0, rows=(row,), sequences=4, tokens=20))
+    weights = objective.row_weights(samples.batch(rows=[row], sequences=4, tokens=20))
     assert weights.tolist() == [pytest.approx(want)]
 
 

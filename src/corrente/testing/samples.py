@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from corrente.config import LearnerConfig, Run, RunConfig
 from corrente.config.section import Section
@@ -32,7 +33,9 @@ from corrente.data.types import (
     Turn,
 )
 
-Ids = Sequence[int] | Tokens
+Ids = Sequence[int] | NDArray[np.integer]
+Ints = int | Ids
+Floats = float | Sequence[float] | NDArray[np.floating]
 PROMPT = (11, 12, 13, 14)
 """Tokens of a prompt (T0,), unless others are given."""
 
@@ -86,8 +89,8 @@ def request(
 def completion(
     *,
     tokens: Ids | None = None,
-    versions: int | Sequence[int] = 0,
-    logprobs: float | Sequence[float] = -0.5,
+    versions: Ints = 0,
+    logprobs: Floats = -0.5,
     text: str | None = None,
     finish_reason: FinishReason = "stop",
     **values: Any,
@@ -98,14 +101,14 @@ def completion(
     ``values``: support and routing.
     """
     if tokens is None:
-        tokens = range(len(versions) if isinstance(versions, Sequence) else 3 if text is None else len(text))
+        tokens = range(np.size(versions) if np.ndim(versions) else 3 if text is None else len(text))
     count = len(tokens)
     return Completion(
         tokens=_ids(tokens),
         logprobs=_along(logprobs, count, np.float32),
         spans=_spans(_along(versions, count, np.int32)),
         finish_reason=finish_reason,
-        text=" ".join(map(str, tokens)) if text is None else text,
+        text=" ".join(str(int(token)) for token in tokens) if text is None else text,
         **values,
     )
 
@@ -123,7 +126,7 @@ def episode(
     index: int = 0,
     prompt_id: str = "0/0",
     turns: Sequence[Turn | Completion | Ids] | None = None,
-    versions: int | Sequence[int] = (0, 0, 0),
+    versions: Ints = (0, 0, 0),
     reward: float | None = None,
     **values: Any,
 ) -> Episode:
@@ -147,7 +150,7 @@ def group(
     episodes: Sequence[Episode] | None = None,
     texts: Sequence[str] | None = None,
     size: int = 2,
-    versions: int | Sequence[int] = (0, 0, 0),
+    versions: Ints = (0, 0, 0),
     rewards: Sequence[float | None] | None = None,
     admitted_version: int = 0,
     **values: Any,
@@ -180,9 +183,9 @@ def row(
     tokens: Ids = (*PROMPT, 5, 6, 7),
     prompt_tokens: int = len(PROMPT),
     loss_mask: Sequence[bool] | None = None,
-    logprobs: float | Sequence[float] = -0.5,
-    versions: int | Sequence[int] = 0,
-    advantages: float | Sequence[float] = 1.0,
+    logprobs: Floats = -0.5,
+    versions: Ints = 0,
+    advantages: Floats = 1.0,
     **values: Any,
 ) -> Row:
     """A training row of ``tokens`` (L,), trained on all but the first ``prompt_tokens``, or where ``loss_mask`` (L,) says.
@@ -238,9 +241,9 @@ def _along(values: Any, count: int, dtype: type[np.generic]) -> Any:
     return np.full(count, values, dtype) if np.ndim(values) == 0 else np.array(values, dtype)
 
 
-def _sampled(versions: int | Sequence[int]) -> list[Completion]:
+def _sampled(versions: Ints) -> list[Completion]:
     """A completion of one token per version; none of no versions."""
-    return [] if isinstance(versions, Sequence) and not versions else [completion(versions=versions)]
+    return [] if np.size(versions) == 0 else [completion(versions=versions)]
 
 
 def _spans(versions: Tokens) -> tuple[Span, ...]:
