@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from tests.numerics.engine_tiny import tiny
-from tests.numerics.test_kept_routing import LONG, mixtures, policy, serve, without
-from tests.numerics.test_kept_support import PROMPTS, batch
+from tests.numerics.test_engine_routing import LONG, mixtures, policy, serve, without
+from tests.numerics.test_engine_support import PROMPTS, batch
 
 from corrente import config as c
 from corrente.data.types import Batch

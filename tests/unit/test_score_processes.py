@@ -15,7 +15,7 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
-from tests.unit import verifiers
+from tests.unit import misbehaving_rewards
 
 from corrente.errors import ConfigError
 from corrente.score.combined import CombinedScorer, ScorerTerms
@@ -24,7 +24,7 @@ from corrente.score.processes import ProcessSource, path_of
 from corrente.testing import samples
 from corrente.testing.stages import check_scorer
 
-HERE = Path(__file__).with_name("verifiers.py")
+HERE = Path(__file__).with_name("misbehaving_rewards.py")
 T = TypeVar("T")
 
 
@@ -254,11 +254,11 @@ def test_function_that_cannot_be_imported_there_is_refused_at_the_start(tmp_path
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (verifiers.closure(), "inner: it is a closure"),
-        (verifiers.nameless, "lambda: it is a lambda"),
-        (functools.partial(verifiers.lengths), "lengths: it is a partial"),
-        (verifiers.Scores(), "Scores: it is an object"),
-        (verifiers.Scores().method, "method: it is a method"),
+        (misbehaving_rewards.closure(), "inner: it is a closure"),
+        (misbehaving_rewards.nameless, "lambda: it is a lambda"),
+        (functools.partial(misbehaving_rewards.lengths), "lengths: it is a partial"),
+        (misbehaving_rewards.Scores(), "Scores: it is an object"),
+        (misbehaving_rewards.Scores().method, "method: it is a method"),
     ],
 )
 def test_function_that_a_process_could_not_import_is_refused_with_the_reason(function: Any, why: str):
@@ -268,7 +268,7 @@ def test_function_that_a_process_could_not_import_is_refused_with_the_reason(fun
 
 def test_function_of_a_module_is_known_by_its_path():
     assert path_of(np.linalg.norm).endswith(":norm")
-    assert path_of(verifiers.lengths) == "tests.unit.verifiers:lengths"
+    assert path_of(misbehaving_rewards.lengths) == "tests.unit.misbehaving_rewards:lengths"
 
 
 def test_process_is_given_conversations_as_messages_and_no_environments():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
-from tests.numerics.test_kept_support import PROMPTS, batch, gaps, policy
+from tests.numerics.test_engine_support import PROMPTS, batch, gaps, policy
 
 from corrente.algo.graph import rows
 from corrente.config import RunConfig
