@@ -16,7 +16,7 @@ import pytest
 
 from corrente.config import Filter, Limits
 from corrente.data.types import Prompt, Request, Sampling, Turn
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate, PlayedEpisode
 from corrente.errors import (
     CheckpointError,
     DivergedError,
@@ -188,7 +188,7 @@ def test_a_worker_that_dies_ends_the_run_within_a_second() -> None:
 class Agents:
     """An environment that asks for three completions at once, from a task group of its own."""
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         turns = [Turn(speaker="user", tokens=prompt.tokens)]
 
         async def one(at: int) -> None:
@@ -199,7 +199,7 @@ class Agents:
         async with anyio.create_task_group() as tasks:
             for at in range(3):
                 tasks.start_soon(one, at)
-        return Played(turns=tuple(turns))
+        return PlayedEpisode(turns=tuple(turns))
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ class Earns:
     def __init__(self, given: object) -> None:
         self._given = given
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         done = await generate(Request(id=f"{key}/0", tokens=prompt.tokens, sampling=Sampling(), seed=seed))
         said = Turn(speaker="policy", tokens=done.tokens, completion=done, parent=0)
         reward: Any = self._given if seed % 5 == 0 else float(seed % 2)
-        return Played(turns=(Turn(speaker="user", tokens=prompt.tokens), said), rewards={"env": reward})
+        return PlayedEpisode(turns=(Turn(speaker="user", tokens=prompt.tokens), said), rewards={"env": reward})
 
 
 @pytest.mark.parametrize("given", [math.nan, math.inf, "many", 1e39])
@@ -343,7 +343,7 @@ class Wrapped(Agents):
     def __init__(self, change: Any) -> None:
         self._change = change
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         return self._change(await super().play(prompt, generate, key=key, group=group, seed=seed))
 
 
@@ -406,7 +406,7 @@ def test_an_error_of_generation_while_the_last_step_runs_is_told_and_no_failure(
 
 @pytest.mark.parametrize("raised", [SystemExit(0), asyncio.CancelledError()], ids=["exit", "cancelled"])
 def test_what_an_environment_raises_to_end_its_process_or_task_costs_its_episode(raised: BaseException) -> None:
-    def ends(played: Played) -> Played:
+    def ends(played: PlayedEpisode) -> PlayedEpisode:
         raise raised
 
     async def main() -> Simulation:

@@ -13,7 +13,7 @@ import pytest
 from corrente.config import Barrier, Cancel, Drain, Eval, Filter, Limits, OldWeights, Resume
 from corrente.controller import pipeline
 from corrente.data.types import Completion, Prompt, Request, Sampling
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate, PlayedEpisode
 from corrente.errors import FailureBudgetError, GenerationError, NothingToLearnError
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.engine import VirtualEngine
@@ -81,7 +81,7 @@ class Witness:
         self._inner = inner
         self.seen: list[tuple[float, float, Completion]] = []
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         async def watched(request: Request) -> Completion:
             began_s = anyio.current_time()
             done = await generate(request)

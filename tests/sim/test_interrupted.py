@@ -25,7 +25,7 @@ from corrente.config import (
 )
 from corrente.controller.snapshot import Unfinished
 from corrente.data.types import Completion, Prompt, Request
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate, PlayedEpisode
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Fault
@@ -45,7 +45,7 @@ class Witness:
         self._inner = inner
         self.seen: dict[tuple[str, str], Completion] = {}
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         async def watched(request: Request) -> Completion:
             done = await generate(request)
             self.seen[prompt.id, request.id.partition("/")[2]] = done
@@ -124,7 +124,7 @@ class Impatient:
         self.asked: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         async def cut(request: Request) -> Completion:
             async def later() -> None:
                 await anyio.sleep(5.0)

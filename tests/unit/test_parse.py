@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corrente.data.types import LARGEST_REWARD
-from corrente.env.base import finite
+from corrente.env.base import finite_reward
 from corrente.errors import RolloutError
 from corrente.score.parse import number, read
 
@@ -34,11 +34,11 @@ def test_a_set_is_no_answer_for_it_has_no_order(answer: Any):
 def test_a_reward_is_no_larger_than_float32_can_compute_with(value: float):
     assert "a reward is at most 1e+18 in size" in number("f", value).error
     with pytest.raises(RolloutError, match=r"it must be finite, and at most 1e\+18"):
-        finite(value, "the environment")
-    assert number("f", LARGEST_REWARD).score == finite(LARGEST_REWARD, "the environment") == LARGEST_REWARD
+        finite_reward(value, "the environment")
+    assert number("f", LARGEST_REWARD).score == finite_reward(LARGEST_REWARD, "the environment") == LARGEST_REWARD
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "many", None, 10**400])
 def test_an_environment_earns_numbers(value: Any):
     with pytest.raises(RolloutError, match="the environment gave the reward"):
-        finite(value, "the environment")
+        finite_reward(value, "the environment")

@@ -81,7 +81,7 @@ def check_config(config: RunConfig, given: RunInputs = NO_INPUTS) -> None:
         _eval,
     ):
         judge(config)
-    env_checks.check(config, **given.env_objects())
+    env_checks.check_env_settings(config, **given.env_objects())
     _prompts(config, given)
 
 
