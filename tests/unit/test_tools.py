@@ -270,7 +270,7 @@ def test_nothing_given_is_a_single_turn(tmp_path: Path):
 def test_tools_and_factories_that_are_given_make_conversations(tmp_path: Path, given: dict[str, Any]):
     envs = opened(RunConfig(), tmp_path, **given)
     assert all(isinstance(env, Conversation) for env in envs.values())
-    assert envs["train"]._setups is envs["eval"]._settings  # they share their instances
+    assert envs["train"]._setups is envs["eval"]._setups  # they share their instances
 
 
 def test_given_env_is_played_as_it_is(tmp_path: Path):
