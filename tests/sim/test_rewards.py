@@ -14,7 +14,7 @@ from corrente.config import Filter, Limits, RunConfig
 from corrente.data.types import Batch, Group
 from corrente.errors import FailureBudgetError, NothingToLearnError
 from corrente.score.combined import CombinedScorer, ScorerTerms
-from corrente.score.functions import FunctionsScorer, members
+from corrente.score.functions import FunctionsScorer, function_members
 from corrente.sim.distributions import Fixed, Uniform
 from corrente.sim.faults import Fault
 from corrente.testing import Simulation, World, run_virtual
@@ -51,7 +51,7 @@ def train(
         algorithm = Recorded(config)
         scorer = FunctionsScorer(functions, deadline_s=deadline_s, offload=direct)
         if terms is not None:
-            scorer = CombinedScorer([(source, terms) for source, _ in members(functions, offload=direct)])
+            scorer = CombinedScorer([(source, terms) for source, _ in function_members(functions, offload=direct)])
         simulation.parts = msgspec.structs.replace(simulation.parts, scorer=scorer, algorithm=algorithm)
         return await play(simulation), algorithm
 

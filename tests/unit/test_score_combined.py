@@ -19,11 +19,11 @@ from corrente.config.rewards import RewardModelScorer
 from corrente.data.types import Group, StepScore
 from corrente.errors import ConfigError
 from corrente.score.base import ScoreResult
-from corrente.score.batching import Batcher, pick
-from corrente.score.build import terms
+from corrente.score.batching import Batcher, pick_batch
+from corrente.score.build import scorer_terms
 from corrente.score.call_stats import percentile
-from corrente.score.combined import HOPELESS, CombinedScorer, ScorerTerms
-from corrente.score.functions import FunctionSource, FunctionsScorer, Progress
+from corrente.score.combined import ALWAYS_FAILING_AFTER, CombinedScorer, ScorerTerms
+from corrente.score.functions import FunctionSource, FunctionsScorer, RunProgress
 from corrente.score.messages import Judge, Judged, Opinion, Sample
 from corrente.score.models import ModelProcess, RewardModelSource
 from corrente.testing.clock import run_virtual
@@ -46,10 +46,10 @@ class Source:
         self.running = self.most = 0
         self.asked: list[int] = []
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         await anyio.lowlevel.checkpoint()
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         self.asked.append(len(group.episodes))
         self.running += 1
         self.most = max(self.most, self.running)
@@ -125,8 +125,8 @@ def test_one_slow_source_makes_no_other_wait():
     ],
 )
 def test_failure_costs_what_the_policy_says(failure: Any, status: str, reward: float | None, scores: Any):
-    terms = ScorerTerms(failure=failure, default=-2.0, weight=2.0)
-    panel = CombinedScorer([(Source(ones, name="fine"), ScorerTerms()), (Source(fails), terms)])
+    scorer_terms = ScorerTerms(failure=failure, default=-2.0, weight=2.0)
+    panel = CombinedScorer([(Source(ones, name="fine"), ScorerTerms()), (Source(fails), scorer_terms)])
     (result,), _ = scored(panel, group("a"))
     (episode,) = result.episodes
     assert (episode.status, episode.reward, episode.scores) == (status, reward, scores)
@@ -137,8 +137,8 @@ def test_failure_costs_what_the_policy_says(failure: Any, status: str, reward: f
 
 
 def test_deadline_costs_what_the_policy_says_and_is_counted_apart():
-    terms = ScorerTerms(failure="default", default=0.5, deadline_s=1.0)
-    panel = CombinedScorer([(Source(ones, wait_s=60.0), terms)])
+    scorer_terms = ScorerTerms(failure="default", default=0.5, deadline_s=1.0)
+    panel = CombinedScorer([(Source(ones, wait_s=60.0), scorer_terms)])
     (result,), now_s = scored(panel, group("a", "b"))
     assert now_s == 1.0
     assert [e.reward for e in result.episodes] == [0.5, 0.5]
@@ -150,9 +150,9 @@ def test_policy_is_for_exceptions_one_that_only_fails_loses_episodes_after_all()
     panel = CombinedScorer([(Source(fails), ScorerTerms(failure="default"))])
 
     async def main() -> list[str]:
-        return [(await panel.score(group("a"))).episodes[0].status for _ in range(HOPELESS + 2)]
+        return [(await panel.score(group("a"))).episodes[0].status for _ in range(ALWAYS_FAILING_AFTER + 2)]
 
-    assert run_virtual(main) == ["ok"] * (HOPELESS - 1) + ["failed"] * 3
+    assert run_virtual(main) == ["ok"] * (ALWAYS_FAILING_AFTER - 1) + ["failed"] * 3
 
 
 def test_number_of_marks_must_be_that_of_the_episodes():
@@ -202,7 +202,7 @@ def test_state_says_how_far_the_run_is():
         seen.append(trainer_state)
         return [0.0] * len(completions)
 
-    scorer = FunctionsScorer([watching], offload=inline, state_of=Progress(every=2, max_steps=50))
+    scorer = FunctionsScorer([watching], offload=inline, state_of=RunProgress(every=2, max_steps=50))
     scored(scorer, group("a", version=7))
     (state,) = seen
     assert (state.global_step, state.max_steps, state.epoch) == (14, 50, 0.0)
@@ -257,7 +257,7 @@ def test_answer_that_breaks_while_it_is_read_is_the_functions_fault():
 
 
 def test_function_source_is_not_single_and_has_the_name_it_was_given():
-    source = FunctionSource(len, name="mine", offload=inline, state_of=Progress())
+    source = FunctionSource(len, name="mine", offload=inline, state_of=RunProgress())
     assert (source.name, source.single) == ("mine", False)
 
 
@@ -265,10 +265,10 @@ def test_function_source_is_not_single_and_has_the_name_it_was_given():
 
 
 def test_batch_is_built_around_who_waits_longest():
-    assert pick([10, 100, 11, 9, 50], most=3, cells=1000) == [0, 2, 3]
-    assert pick([10, 100, 11, 9, 50], most=9, cells=45) == [0, 2, 3]
-    assert pick([100, 1, 1], most=9, cells=50) == [0]
-    assert pick([5], most=1, cells=1) == [0]
+    assert pick_batch([10, 100, 11, 9, 50], most=3, cells=1000) == [0, 2, 3]
+    assert pick_batch([10, 100, 11, 9, 50], most=9, cells=45) == [0, 2, 3]
+    assert pick_batch([100, 1, 1], most=9, cells=50) == [0]
+    assert pick_batch([5], most=1, cells=1) == [0]
 
 
 def test_batches_grow_with_load_and_nobody_is_forgotten():
@@ -321,7 +321,7 @@ def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait
     """Eight groups at once, a batch each; each batch has 1.5 s."""
     process = ModelProcess("a role", {}, name="rm", batch=1 if status == "ok" else 8, deadline_s=1.5)
     process._child = child = Child(wait_s)  # type: ignore[assignment]
-    panel = CombinedScorer([(RewardModelSource(process), terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
+    panel = CombinedScorer([(RewardModelSource(process), scorer_terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
 
     async def main() -> tuple[list[Group], float]:
         scored: list[Group] = []
