@@ -34,7 +34,7 @@ from corrente.errors import ConfigError
 from corrente.score import networks
 from corrente.score.build import open_scorer
 from corrente.score.messages import Judge, Judged, Opinion, Sample
-from corrente.score.teacher import TeacherSource, contexts
+from corrente.score.teacher import TeacherSource, scored_contexts
 from corrente.testing import samples
 from corrente.trl import bring
 
@@ -229,7 +229,7 @@ def test_step_is_scored_where_its_separator_ends_and_lies_on_its_own_tokens(tmp_
 
 def test_pieces_are_what_the_delimiter_leaves_without_blanks():
     def pieces(text: str) -> list[str]:
-        return [text[a:b] for a, b in networks.pieces_of(text, r"\n\n")]
+        return [text[a:b] for a, b in networks.split_steps(text, r"\n\n")]
 
     assert pieces("one\n\ntwo\nstill two\n\n") == ["one", "two\nstill two"]
     assert pieces("\n\n \n\nx") == ["x"]
@@ -245,7 +245,7 @@ def test_spans_of_pieces_cover_all_tokens_also_where_tokens_cross_borders():
 
     tokens = [0, 1, 2, 3, 4, 5]
     text = decode(tokens)
-    pieces = networks.pieces_of(text, r"\n+")
+    pieces = networks.split_steps(text, r"\n+")
     assert [text[a:b] for a, b in pieces] == ["one step", "two more"]
     assert networks.token_spans(tokens, pieces, decode) == [(0, 3), (3, 6)]
     assert networks.token_spans([], [], decode) == []
@@ -287,10 +287,10 @@ def test_policy_that_teaches_itself_says_what_it_said():
     prompt = np.array([3, 50, 7], np.int32)
     (answer,) = Served(path, model).run([prompt], Sampling(max_tokens=12))
     group = samples.group(episodes=[samples.episode(turns=[prompt, answer])])
-    (mark,) = anyio.run(TeacherSource(Held(Served(path, model)), top=1).mark, group)
+    (mark,) = anyio.run(TeacherSource(Held(Served(path, model)), top=1).score_episodes, group)
     (taught,) = mark.taught
     assert taught.logprobs.tolist() == pytest.approx(answer.logprobs.tolist(), abs=1e-4)
-    (mark,) = anyio.run(TeacherSource(Held(Served(path, other))).mark, group)
+    (mark,) = anyio.run(TeacherSource(Held(Served(path, other))).score_episodes, group)
     assert abs(mark.taught[0].logprobs - answer.logprobs).max() > 0.1
 
 
@@ -341,13 +341,13 @@ def test_every_sampled_turn_of_a_conversation_is_taught_once_and_aligned():
     teacher = Counting()
     played = samples.episode(turns=turns)
     group = samples.group(episodes=[played])
-    (mark,) = anyio.run(TeacherSource(teacher, name="t", top=2).mark, group)
+    (mark,) = anyio.run(TeacherSource(teacher, name="t", top=2).score_episodes, group)
     assert teacher.asked == [[1, 2, 0, 1, 2, 7, 0, 1], [1, 2, 0, 1, 2, 0]]
     taught = {t.turn: t for t in mark.taught}
     assert {turn: t.logprobs.tolist() for turn, t in taught.items()} == {1: [-2, -3, -4], 3: [-6, -7], 4: [-5]}
     assert taught[3].top_ids.tolist() == [[0, 0], [1, 1]]
     assert mark.score is None
-    assert sum(len(places) for _, places in contexts(played)) == 3
+    assert sum(len(places) for _, places in scored_contexts(played)) == 3
 
 
 # ---- all of it in processes --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 from corrente.config import Filter, Limits
 from corrente.controller.parts import Parts
 from corrente.data.types import Prompt
-from corrente.env.base import Env, Generate, Played
+from corrente.env.base import Env, Generate, PlayedEpisode
 from corrente.errors import (
     CheckpointError,
     DivergedError,
@@ -194,7 +194,7 @@ def in_env(env: Env) -> Callable[[Parts], Parts]:
 class Agents:
     """An environment that asks for three completions at once, from a task group of its own."""
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         turns = [samples.turn(prompt.tokens)]
 
         async def one(at: int) -> None:
@@ -204,7 +204,7 @@ class Agents:
         async with anyio.create_task_group() as tasks:
             for at in range(3):
                 tasks.start_soon(one, at)
-        return Played(turns=tuple(turns))
+        return PlayedEpisode(turns=tuple(turns))
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ class Earns:
     def __init__(self, given: object) -> None:
         self._given = given
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         done = await generate(samples.request(id=f"{key}/0", tokens=prompt.tokens, seed=seed))
         reward: Any = self._given if seed % 5 == 0 else float(seed % 2)
-        return Played(turns=(samples.turn(prompt.tokens), samples.turn(done)), rewards={"env": reward})
+        return PlayedEpisode(turns=(samples.turn(prompt.tokens), samples.turn(done)), rewards={"env": reward})
 
 
 @pytest.mark.parametrize("given", [math.nan, math.inf, "many", 1e39])
@@ -337,7 +337,7 @@ class Wrapped(Agents):
     def __init__(self, change: Any) -> None:
         self._change = change
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         return self._change(await super().play(prompt, generate, key=key, group=group, seed=seed))
 
 
@@ -395,7 +395,7 @@ def test_error_of_generation_while_the_last_step_runs_is_told_and_no_failure() -
 
 @pytest.mark.parametrize("raised", [SystemExit(0), asyncio.CancelledError()], ids=["exit", "cancelled"])
 def test_environment_that_raises_to_end_its_process_or_task_costs_its_episode(raised: BaseException) -> None:
-    def ends(played: Played) -> Played:
+    def ends(played: PlayedEpisode) -> PlayedEpisode:
         raise raised
 
     async def main() -> Simulation:

@@ -68,7 +68,7 @@ class Town:
 
         pool = InstancePool(make, limit=self.limit)
         tokenizer = CharTokenizer()
-        setting = EnvSetup(pool=pool, voice=ChatRenderer(tokenizer, tokenizer))
+        setting = EnvSetup(pool=pool, renderer=ChatRenderer(tokenizer, tokenizer))
         rules = Environments(max_turns=9)
         return Conversation({"": setting}, sampling=config.sampling, rules=rules, context=1 << 20), pool
 

@@ -15,7 +15,7 @@ from corrente.controller.parts import Parts
 from corrente.data.types import Batch, Group
 from corrente.errors import FailureBudgetError, NothingToLearnError
 from corrente.score.combined import CombinedScorer, ScorerTerms
-from corrente.score.functions import FunctionsScorer, members
+from corrente.score.functions import FunctionsScorer, function_members
 from corrente.sim.distributions import Fixed, Uniform
 from corrente.sim.faults import Fault
 from corrente.testing import Simulation, World, run_virtual, simulate
@@ -52,7 +52,7 @@ def train(
     def change(parts: Parts) -> Parts:
         scorer = FunctionsScorer(functions, deadline_s=deadline_s, offload=direct)
         if terms is not None:
-            scorer = CombinedScorer([(source, terms) for source, _ in members(functions, offload=direct)])
+            scorer = CombinedScorer([(source, terms) for source, _ in function_members(functions, offload=direct)])
         return msgspec.structs.replace(parts, scorer=scorer, algorithm=algorithm)
 
     return simulate(config, world, limit_s=100_000, change=change), algorithm

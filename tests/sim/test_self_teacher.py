@@ -72,10 +72,10 @@ class Rewarding:
 
     name, single = "reward", False
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Any:
+    async def score_episodes(self, group: Group) -> Any:
         return [ScoreResult(score=float(e.index % 2)) for e in group.episodes]
 
 

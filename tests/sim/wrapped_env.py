@@ -8,7 +8,7 @@ import msgspec
 
 from corrente.controller.parts import Parts
 from corrente.data.types import Completion, Prompt, Request
-from corrente.env.base import Env, Generate, Played
+from corrente.env.base import Env, Generate, PlayedEpisode
 
 Around = Callable[[Prompt, Request, Generate], Awaitable[Completion]]
 
@@ -19,7 +19,7 @@ class WrappedEnv:
     def __init__(self, inner: Env, around: Around) -> None:
         self._inner, self._around = inner, around
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         async def answered(request: Request) -> Completion:
             return await self._around(prompt, request, generate)
 

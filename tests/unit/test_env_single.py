@@ -8,7 +8,7 @@ import pytest
 
 from corrente.config import Eval
 from corrente.data.types import Completion, Prompt, Request, Sampling
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate, PlayedEpisode
 from corrente.env.single import SingleTurnEnv
 from corrente.errors import GenerationError
 from corrente.testing import samples, simulate
@@ -88,7 +88,7 @@ class Recorder(SingleTurnEnv):
         self.played: set[str] = set()
         self.requests: list[Request] = []
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         async def recorded(request: Request) -> Completion:
             self.requests.append(request)
             return await generate(request)

@@ -18,11 +18,11 @@ from corrente.config.rewards import RewardModelScorer
 from corrente.data.types import Group, StepScore
 from corrente.errors import ConfigError
 from corrente.score.base import ScoreResult
-from corrente.score.batching import Batcher, pick
-from corrente.score.build import terms
+from corrente.score.batching import Batcher, pick_batch
+from corrente.score.build import scorer_terms
 from corrente.score.call_stats import percentile
-from corrente.score.combined import HOPELESS, CombinedScorer, ScorerTerms
-from corrente.score.functions import FunctionSource, FunctionsScorer, Progress
+from corrente.score.combined import ALWAYS_FAILING_AFTER, CombinedScorer, ScorerTerms
+from corrente.score.functions import FunctionSource, FunctionsScorer, RunProgress
 from corrente.score.messages import Judge, Judged, Opinion, Sample
 from corrente.score.models import ModelProcess, RewardModelSource
 from corrente.testing import samples
@@ -46,10 +46,10 @@ class Source:
         self.running = self.most = 0
         self.asked: list[int] = []
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         await anyio.lowlevel.checkpoint()
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         self.asked.append(len(group.episodes))
         self.running += 1
         self.most = max(self.most, self.running)
@@ -150,9 +150,11 @@ def test_policy_is_for_exceptions_one_that_only_fails_loses_episodes_after_all()
     panel = CombinedScorer([(Source(fails), ScorerTerms(failure="default"))])
 
     async def main() -> list[str]:
-        return [(await panel.score(samples.group(texts=["a"]))).episodes[0].status for _ in range(HOPELESS + 2)]
+        return [
+            (await panel.score(samples.group(texts=["a"]))).episodes[0].status for _ in range(ALWAYS_FAILING_AFTER + 2)
+        ]
 
-    assert run_virtual(main) == ["ok"] * (HOPELESS - 1) + ["failed"] * 3
+    assert run_virtual(main) == ["ok"] * (ALWAYS_FAILING_AFTER - 1) + ["failed"] * 3
 
 
 def test_number_of_marks_must_be_that_of_the_episodes():
@@ -202,7 +204,7 @@ def test_state_says_how_far_the_run_is():
         seen.append(trainer_state)
         return [0.0] * len(completions)
 
-    scorer = FunctionsScorer([watching], offload=inline, state_of=Progress(every=2, max_steps=50))
+    scorer = FunctionsScorer([watching], offload=inline, state_of=RunProgress(every=2, max_steps=50))
     scored(scorer, samples.group(texts=["a"], admitted_version=7))
     (state,) = seen
     assert (state.global_step, state.max_steps, state.epoch) == (14, 50, 0.0)
@@ -257,7 +259,7 @@ def test_answer_that_breaks_while_it_is_read_is_the_functions_fault():
 
 
 def test_function_source_is_not_single_and_has_the_name_it_was_given():
-    source = FunctionSource(len, name="mine", offload=inline, state_of=Progress())
+    source = FunctionSource(len, name="mine", offload=inline, state_of=RunProgress())
     assert (source.name, source.single) == ("mine", False)
 
 
@@ -265,10 +267,10 @@ def test_function_source_is_not_single_and_has_the_name_it_was_given():
 
 
 def test_batch_is_built_around_who_waits_longest():
-    assert pick([10, 100, 11, 9, 50], most=3, cells=1000) == [0, 2, 3]
-    assert pick([10, 100, 11, 9, 50], most=9, cells=45) == [0, 2, 3]
-    assert pick([100, 1, 1], most=9, cells=50) == [0]
-    assert pick([5], most=1, cells=1) == [0]
+    assert pick_batch([10, 100, 11, 9, 50], most=3, cells=1000) == [0, 2, 3]
+    assert pick_batch([10, 100, 11, 9, 50], most=9, cells=45) == [0, 2, 3]
+    assert pick_batch([100, 1, 1], most=9, cells=50) == [0]
+    assert pick_batch([5], most=1, cells=1) == [0]
 
 
 def test_batches_grow_with_load_and_nobody_is_forgotten():
@@ -326,7 +328,7 @@ def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait
     process = ModelProcess(
         "a role", {}, name="rm", batch=1 if status == "ok" else 8, deadline_s=1.5, spawn=lambda *_, **__: child
     )
-    panel = CombinedScorer([(RewardModelSource(process), terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
+    panel = CombinedScorer([(RewardModelSource(process), scorer_terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
 
     async def main() -> tuple[list[Group], float]:
         await process.open()

@@ -25,9 +25,15 @@ from corrente.errors import ConfigError
 from corrente.score.base import ScoreResult
 from corrente.score.build import open_scorer
 from corrente.score.builtins import exact_line, exact_match
-from corrente.score.calling import columns, conversation
-from corrente.score.functions import CALLS_AT_ONCE, FunctionsScorer, members
-from corrente.score.resolve import accepted, distinct_names, name_of, needed, resolve
+from corrente.score.calling import conversation_messages, function_columns
+from corrente.score.functions import CALLS_AT_ONCE, FunctionsScorer, function_members
+from corrente.score.resolve import (
+    accepted_arguments,
+    distinct_names,
+    function_name,
+    required_arguments,
+    resolve_function,
+)
 from corrente.testing import samples
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
@@ -58,9 +64,11 @@ def test_function_is_given_lists_over_the_group_it_has_parameters_for():
     seen: dict[str, Any] = {}
     given: dict[str, Any] = {}
 
-    def everything(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any):
-        given.update(columns)
-        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+    def everything(
+        prompts: list[str], completions: list[str], completion_ids: list[list[int]], **function_columns: Any
+    ):
+        given.update(function_columns)
+        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **function_columns)
         return [0.0] * len(completions)
 
     _score(
@@ -106,14 +114,14 @@ def test_conversations_are_given_as_lists_of_messages():
 def test_conversation_that_was_played_is_given_as_it_was_played():
     called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
     played = (called, {"role": "tool", "name": "add", "content": "2"}, {"role": "assistant", "content": "2"})
-    given = columns(_chat("x", messages=played))
+    given = function_columns(_chat("x", messages=played))
     assert given["completions"] == [list(played)]
     assert exact_match(given["completions"], [2]) == [1]
 
 
 def test_answer_that_the_prompt_begins_is_given_whole_and_the_prompt_without_it():
     begun = {"role": "assistant", "content": "The sum is "}
-    given = columns(_chat("2", asked=(*ASKED, begun)))
+    given = function_columns(_chat("2", asked=(*ASKED, begun)))
     assert given["prompts"] == [list(ASKED)]
     assert given["completions"] == [[{"role": "assistant", "content": "The sum is 2"}]]
 
@@ -121,10 +129,10 @@ def test_answer_that_the_prompt_begins_is_given_whole_and_the_prompt_without_it(
 def test_conversation_for_a_reward_model_goes_on_where_the_prompt_ends():
     answer = {"role": "assistant", "content": "2"}
     (episode,) = _chat("2").episodes
-    assert conversation(_chat("2").prompt, episode) == [*ASKED, answer]
+    assert conversation_messages(_chat("2").prompt, episode) == [*ASKED, answer]
     begun = _chat("2", asked=(*ASKED, {"role": "assistant", "content": "1 + "}))
-    assert conversation(begun.prompt, begun.episodes[0]) == [*ASKED, {"role": "assistant", "content": "1 + 2"}]
-    assert conversation(samples.group(texts=["2"]).prompt, samples.group(texts=["2"]).episodes[0]) == []
+    assert conversation_messages(begun.prompt, begun.episodes[0]) == [*ASKED, {"role": "assistant", "content": "1 + 2"}]
+    assert conversation_messages(samples.group(texts=["2"]).prompt, samples.group(texts=["2"]).episodes[0]) == []
 
 
 def test_environments_are_given_where_there_are_any():
@@ -137,7 +145,7 @@ def test_environments_are_given_where_there_are_any():
     episodes = tuple(msgspec.structs.replace(e, environment=w) for e, w in zip(group.episodes, worlds, strict=True))
     played = msgspec.structs.replace(group, episodes=episodes)
     assert [e.reward for e in _score(FunctionsScorer([ask], offload=inline), played).episodes] == [0.0, 1.0]
-    assert "environments" not in columns(group)
+    assert "environments" not in function_columns(group)
 
 
 def test_rewards_of_an_environment_count_with_weight_one():
@@ -457,13 +465,13 @@ def test_function_whose_threads_all_hang_takes_none_of_another():
         return [1.0] * len(completions)
 
     async def main() -> Sequence[ScoreResult]:
-        (stuck, _), (free, _) = members([hangs, Lengths(1.0)])
+        (stuck, _), (free, _) = function_members([hangs, Lengths(1.0)])
         async with anyio.create_task_group() as tasks:
             for _ in range(CALLS_AT_ONCE):
-                tasks.start_soon(stuck.mark, samples.group(texts=["a"]))
+                tasks.start_soon(stuck.score_episodes, samples.group(texts=["a"]))
             await anyio.to_thread.run_sync(lambda: [hanging.acquire(timeout=20) for _ in range(CALLS_AT_ONCE)])
             with anyio.fail_after(20):
-                said = await free.mark(samples.group(texts=["a", "bb"]))
+                said = await free.score_episodes(samples.group(texts=["a", "bb"]))
             never.set()
         return said
 
@@ -515,34 +523,37 @@ print(anyio.run(FunctionsScorer([stuck], deadline_s=0.05).score, samples.group()
 
 def test_names_say_what_a_function_is_and_never_repeat():
     functions = [exact_line, functools.partial(exact_line), Lengths(1.0), lambda completions: [], Lengths.__call__]
-    assert [name_of(f) for f in functions] == ["exact_line", "exact_line", "Lengths", "lambda", "__call__"]
+    assert [function_name(f) for f in functions] == ["exact_line", "exact_line", "Lengths", "lambda", "__call__"]
     assert distinct_names([exact_line, exact_line, exact_line]) == ("exact_line", "exact_line_2", "exact_line_3")
 
 
 def test_signature_tells_what_is_accepted_and_needed():
-    assert accepted(exact_line) == {"completions", "answer"}
-    assert accepted(lambda completions, **rest: []) is None
-    assert needed(lambda completions, level=3, *, gold: []) == ("completions", "gold")
-    assert needed(functools.partial(_scaled, 2.0)) == ("completions",)
+    assert accepted_arguments(exact_line) == {"completions", "answer"}
+    assert accepted_arguments(lambda completions, **rest: []) is None
+    assert required_arguments(lambda completions, level=3, *, gold: []) == ("completions", "gold")
+    assert required_arguments(functools.partial(_scaled, 2.0)) == ("completions",)
 
 
 def test_function_comes_from_a_name_a_module_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "rewards_of_a_test.py").write_text("def one(completions):\n    return [1.0 for _ in completions]\n")
-    assert resolve("exact_line") is exact_line
-    assert resolve("corrente.score.builtins:exact_line") is exact_line
-    from_file = resolve(f"{tmp_path}/rewards_of_a_test.py:one")
+    assert resolve_function("exact_line") is exact_line
+    assert resolve_function("corrente.score.builtins:exact_line") is exact_line
+    from_file = resolve_function(f"{tmp_path}/rewards_of_a_test.py:one")
     assert from_file(completions=["a"]) == [1.0]
-    assert resolve(f"{tmp_path}/rewards_of_a_test.py:one") is from_file
+    assert resolve_function(f"{tmp_path}/rewards_of_a_test.py:one") is from_file
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    assert resolve("rewards_of_a_test:one")(completions=["a", "b"]) == [1.0, 1.0]
+    assert resolve_function("rewards_of_a_test:one")(completions=["a", "b"]) == [1.0, 1.0]
 
 
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path):
     for folder, value in (("a", 1.0), ("b", 2.0)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "reward.py").write_text(f"def score(completions):\n    return [{value}]\n")
-    assert [resolve(f"{tmp_path}/{folder}/reward.py:score")(completions=["x"]) for folder in "ab"] == [[1.0], [2.0]]
+    assert [resolve_function(f"{tmp_path}/{folder}/reward.py:score")(completions=["x"]) for folder in "ab"] == [
+        [1.0],
+        [2.0],
+    ]
 
 
 def test_scorer_takes_functions_weights_and_deadline_from_the_config():

@@ -19,7 +19,7 @@ from tests.unit import misbehaving_rewards
 
 from corrente.errors import ConfigError
 from corrente.score.combined import CombinedScorer, ScorerTerms
-from corrente.score.functions import Progress
+from corrente.score.functions import RunProgress
 from corrente.score.processes import ProcessSource, path_of
 from corrente.testing import samples
 from corrente.testing.stages import check_scorer
@@ -32,7 +32,9 @@ T = TypeVar("T")
 async def opened(
     function: str, *, deadline_s: float = 30.0, workers: int = 1, log: Path | None = None, **options: Any
 ) -> AsyncIterator[CombinedScorer]:
-    source = ProcessSource(f"{HERE}:{function}", state_of=Progress(every=2), options=options, workers=workers, log=log)
+    source = ProcessSource(
+        f"{HERE}:{function}", state_of=RunProgress(every=2), options=options, workers=workers, log=log
+    )
     try:
         await source.open()
         yield CombinedScorer([(source, ScorerTerms(deadline_s=deadline_s, at_once=workers))])
@@ -212,14 +214,15 @@ def test_close_ends_processes_that_are_in_the_middle_of_something(tmp_path: Path
 def test_killed_controller_takes_its_processes_with_it(tmp_path: Path):
     code = f"""
 import anyio
-from corrente.score.functions import Progress
+from corrente.score.functions import RunProgress
 from corrente.score.processes import ProcessSource
+from corrente.testing import samples
 async def main():
-    source = ProcessSource({str(HERE)!r} + ":by_text", state_of=Progress())
+    source = ProcessSource({str(HERE)!r} + ":by_text", state_of=RunProgress())
     await source.open()
     async with anyio.create_task_group() as tasks:
-        await source.mark(group("pid {tmp_path}"))
-        tasks.start_soon(source.mark, group("hang"))
+        await source.score_episodes(samples.group(texts=["pid {tmp_path}"]))
+        tasks.start_soon(source.score_episodes, samples.group(texts=["hang"]))
         await anyio.sleep(0.2)
         print("hanging", flush=True)
 anyio.run(main)
@@ -239,7 +242,7 @@ def test_function_that_cannot_be_imported_there_is_refused_at_the_start(tmp_path
     broken.write_text(
         "import os\nif os.environ.get('CORRENTE_TEST_BREAKS'): raise OSError('no verifier')\ndef f(): ...\n"
     )
-    source = ProcessSource(f"{broken}:f", state_of=Progress())
+    source = ProcessSource(f"{broken}:f", state_of=RunProgress())
     os.environ["CORRENTE_TEST_BREAKS"] = "1"
     try:
         with pytest.raises(ExceptionGroup) as caught:
@@ -263,7 +266,7 @@ def test_function_that_cannot_be_imported_there_is_refused_at_the_start(tmp_path
 )
 def test_function_that_a_process_could_not_import_is_refused_with_the_reason(function: Any, why: str):
     with pytest.raises(ConfigError, match=why):
-        ProcessSource(function, state_of=Progress())
+        ProcessSource(function, state_of=RunProgress())
 
 
 def test_function_of_a_module_is_known_by_its_path():

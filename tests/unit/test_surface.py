@@ -41,7 +41,7 @@ PROTOCOLS = {
     "env.base:Env": "play",
     "env.environment:Environment": "close reset step",
     "score.base:Scorer": "score stats",
-    "score.base:Source": "mark name ready single",
+    "score.base:Source": "name score_episodes single wait_until_ready",
     "algo.base:Algorithm": "batch trainable",
     "learner.base:Learner": "load progress save step",
     "observe.base:Sink": "close event metrics sample span",
