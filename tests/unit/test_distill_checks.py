@@ -132,7 +132,7 @@ def _group(*rewards: float | None, id: int = 0, taught: tuple[TeacherTurn, ...] 
 
 
 def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherTurn, ...]:
-    (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).mark, group)
+    (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).score_episodes, group)
     return mark.taught
 
 
