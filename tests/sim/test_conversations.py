@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from tests.unit.talking import FORGETS, WITH_TOOLS, said, voice
+from tests.unit.chat_tokenizers import FORGETS, WITH_TOOLS, chat_renderer
 
 from corrente.common import serialization
 from corrente.common.threads import inline
@@ -85,9 +85,9 @@ class Table:
 
         self.pool = InstancePool(make, limit=limit, tell=lambda level, message: self.events.append(message))
         stage = EnvInstance(factory() if factory else None, functions=functions, offload=inline, deadline_s=1)
-        speaks, self.tokenizer = voice(template, tools=[tool_schema(f) for f in stage.functions])
+        renderer, self.tokenizer = chat_renderer(template, tools=[tool_schema(f) for f in stage.functions])
         self.env = Conversation(
-            {"": EnvSetup(pool=self.pool, renderer=speaks)},
+            {"": EnvSetup(pool=self.pool, renderer=renderer)},
             sampling=Sampling(max_tokens=max_tokens),
             rules=given,
             context=context,
@@ -101,10 +101,10 @@ class Table:
         answer = self.script(turn, self.tokenizer.decode(request.tokens))
         if isinstance(answer, Completion):
             return answer
-        done = said(self.tokenizer, answer)
+        done = self.tokenizer.completion(answer)
         budget = request.sampling.max_tokens
         if len(done.tokens) > budget:
-            return said(self.tokenizer, self.tokenizer.decode(done.tokens[:budget]), end="", finish="length")
+            return self.tokenizer.completion(self.tokenizer.decode(done.tokens[:budget]), end="", finish="length")
         return done
 
     async def play(self, prompt: Prompt | None = None, *, key: str = "3/0", seed: int = 5) -> PlayedEpisode:

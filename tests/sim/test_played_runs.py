@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from tests.unit.talking import CharTokenizer
+from tests.unit.chat_tokenizers import CharTokenizer
 
 from corrente.common.threads import inline
 from corrente.config import Cancel, Checkpoint, Limits, Resume, RunConfig, Swap

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from tests.unit.talking import ByteTokenizer
+from tests.unit.chat_tokenizers import ByteTokenizer
 
 from corrente.env.calls import (
     ToolCall,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.talking import FORGETS, PLAIN, WITH_TOOLS, ByteTokenizer, said, sampled, voice
+from tests.unit.chat_tokenizers import FORGETS, PLAIN, WITH_TOOLS, ByteTokenizer, chat_renderer
 
 from corrente.algo.graph import rows
 from corrente.data.types import Turn
@@ -21,9 +21,9 @@ MORE = {"role": "user", "content": "and three?"}
 
 def begun(template: str = PLAIN, **how) -> tuple[Dialogue, list[Turn], ByteTokenizer]:
     tools = how.pop("tools", ())
-    speaks, tokenizer = voice(template, tools=tools)
+    renderer, tokenizer = chat_renderer(template, tools=tools)
     turns: list[Turn] = []
-    return Dialogue(speaks, turns, [ASK], **how), turns, tokenizer
+    return Dialogue(renderer, turns, [ASK], **how), turns, tokenizer
 
 
 def shown(tokenizer: ByteTokenizer, tokens: np.ndarray) -> str:
@@ -32,7 +32,7 @@ def shown(tokenizer: ByteTokenizer, tokens: np.ndarray) -> str:
 
 def test_next_context_is_what_was_sampled_and_what_the_template_adds():
     dialogue, turns, tokenizer = begun()
-    first = said(tokenizer, "four")
+    first = tokenizer.completion("four")
     dialogue.add_sampled_turn(first)
     dialogue.add_messages([MORE])
     assert shown(tokenizer, dialogue.context) == (
@@ -51,7 +51,7 @@ def test_sampled_tokens_are_not_tokenised_again():
     dialogue, turns, tokenizer = begun()
     odd = tokenizer.encode("<|user|>")[0]
     tokens = np.array([*tokenizer.encode("fo"), *tokenizer.encode("ur"), odd, *tokenizer.encode("<|end|>")], np.int32)
-    dialogue.add_sampled_turn(sampled(tokens))
+    dialogue.add_sampled_turn(samples.completion(tokens=tokens, text=""))
     dialogue.add_messages([MORE])
     assert dialogue.forks == 0
     at = len(dialogue.opening)
@@ -61,7 +61,7 @@ def test_sampled_tokens_are_not_tokenised_again():
 
 def test_turn_without_an_end_token_is_given_the_template_s():
     dialogue, _, tokenizer = begun()
-    dialogue.add_sampled_turn(said(tokenizer, "four.", end=""))
+    dialogue.add_sampled_turn(tokenizer.completion("four.", end=""))
     dialogue.add_messages([MORE])
     assert "four.<|end|>\n<|user|>and" in shown(tokenizer, dialogue.context)
 
@@ -69,9 +69,9 @@ def test_turn_without_an_end_token_is_given_the_template_s():
 @pytest.mark.parametrize("history", ["rendered", "kept"])
 def test_rewritten_history_forks_or_is_kept_as_the_config_says(history):
     dialogue, turns, tokenizer = begun(FORGETS, history=history)
-    dialogue.add_sampled_turn(said(tokenizer, "<think>hm</think>four"))
+    dialogue.add_sampled_turn(tokenizer.completion("<think>hm</think>four"))
     dialogue.add_messages([MORE])
-    dialogue.add_sampled_turn(said(tokenizer, "seven"))
+    dialogue.add_sampled_turn(tokenizer.completion("seven"))
     text = shown(tokenizer, dialogue.context)
     if history == "rendered":
         assert dialogue.forks == 1
@@ -94,7 +94,7 @@ def test_calls_in_the_policy_s_own_spelling_do_not_fork():
     """The template would print the call without the blanks; what the policy wrote is shown to it as it is."""
     dialogue, _, tokenizer = begun(WITH_TOOLS, tools=[ADD])
     spoken = dialogue.add_sampled_turn(
-        said(tokenizer, '<tool_call>{ "name" : "add", "arguments" : {"a": 1} }</tool_call>')
+        tokenizer.completion('<tool_call>{ "name" : "add", "arguments" : {"a": 1} }</tool_call>')
     )
     assert [call.name for call in spoken.calls] == ["add"]
     assert spoken.message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
@@ -108,7 +108,7 @@ def test_tools_a_template_does_not_show_are_described_in_a_system_message():
     opening = shown(tokenizer, dialogue.opening)
     assert opening.startswith("<|system|>")
     assert '"name": "add"' in opening
-    dialogue.add_sampled_turn(said(tokenizer, '<tool_call>{"name": "add", "arguments": {}}</tool_call>'))
+    dialogue.add_sampled_turn(tokenizer.completion('<tool_call>{"name": "add", "arguments": {}}</tool_call>'))
     dialogue.add_messages(
         [{"role": "tool", "name": "add", "content": "3"}, {"role": "tool", "name": "add", "content": "4"}]
     )
@@ -119,22 +119,22 @@ def test_tools_a_template_does_not_show_are_described_in_a_system_message():
 
 def test_dialogue_without_tools_finds_no_call():
     dialogue, _, tokenizer = begun(WITH_TOOLS)
-    spoken = dialogue.add_sampled_turn(said(tokenizer, '<tool_call>{"name": "add", "arguments": {}}</tool_call>'))
+    spoken = dialogue.add_sampled_turn(tokenizer.completion('<tool_call>{"name": "add", "arguments": {}}</tool_call>'))
     assert spoken.calls == ()
     assert spoken.message == {"role": "assistant", "content": '<tool_call>{"name": "add", "arguments": {}}</tool_call>'}
 
 
 def test_prompt_that_is_rendered_alike_keeps_its_own_array():
-    speaks, tokenizer = voice()
+    renderer, tokenizer = chat_renderer()
     tokens = np.array(tokenizer.encode("<|user|>two and two?<|end|>\n<|assistant|>"), np.int32)
-    assert Dialogue(speaks, [], [ASK], tokens=tokens).opening is tokens
+    assert Dialogue(renderer, [], [ASK], tokens=tokens).opening is tokens
 
 
 def test_answer_that_the_prompt_begins_is_one_turn_with_it():
-    speaks, tokenizer = voice()
+    renderer, tokenizer = chat_renderer()
     turns: list[Turn] = []
-    dialogue = Dialogue(speaks, turns, [ASK, {"role": "assistant", "content": "Let me see: "}])
-    spoken = dialogue.add_sampled_turn(said(tokenizer, "four"))
+    dialogue = Dialogue(renderer, turns, [ASK, {"role": "assistant", "content": "Let me see: "}])
+    spoken = dialogue.add_sampled_turn(tokenizer.completion("four"))
     dialogue.add_messages([MORE])
     assert spoken.message["content"] == "four"
     assert dialogue.forks == 0
@@ -142,19 +142,19 @@ def test_answer_that_the_prompt_begins_is_one_turn_with_it():
 
 
 def test_second_speaker_begins_a_graph_of_its_own():
-    speaks, tokenizer = voice()
+    renderer, tokenizer = chat_renderer()
     turns: list[Turn] = []
-    one = Dialogue(speaks, turns, [ASK], speaker="x")
-    one.add_sampled_turn(said(tokenizer, "four"))
-    other = Dialogue(speaks, turns, [MORE], speaker="o")
-    other.add_sampled_turn(said(tokenizer, "seven"))
+    one = Dialogue(renderer, turns, [ASK], speaker="x")
+    one.add_sampled_turn(tokenizer.completion("four"))
+    other = Dialogue(renderer, turns, [MORE], speaker="o")
+    other.add_sampled_turn(tokenizer.completion("seven"))
     assert [(turn.speaker, turn.parent) for turn in turns] == [("user", None), ("x", 0), ("user", -1), ("o", 2)]
 
 
 def test_template_that_shows_nothing_of_what_was_said_cannot_keep_it():
     template = PLAIN.replace("{{ m.content }}", "{% if m.role != 'assistant' %}{{ m.content }}{% endif %}")
     dialogue, _, tokenizer = begun(template, history="kept")
-    dialogue.add_sampled_turn(said(tokenizer, "four"))
+    dialogue.add_sampled_turn(tokenizer.completion("four"))
     with pytest.raises(RolloutError, match="kept"):
         dialogue.add_messages([MORE])
 
@@ -174,7 +174,7 @@ def test_dialogue_trains_every_sampled_token_once_after_its_own_context(template
     contexts: list[np.ndarray] = []
     for text, ended, answer in talk:
         contexts.append(dialogue.context)
-        dialogue.add_sampled_turn(said(tokenizer, text, end="<|end|>" if ended else ""))
+        dialogue.add_sampled_turn(tokenizer.completion(text, end="<|end|>" if ended else ""))
         dialogue.add_messages([{"role": "user", "content": answer}])
     episode = samples.episode(turns=turns)
     numbered = np.arange(1.0, episode.sampled_tokens + 1)

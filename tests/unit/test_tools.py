@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import anyio
 import msgspec
 import pytest
-from tests.unit.talking import PLAIN, WITH_TOOLS, ByteTokenizer
+from tests.unit.chat_tokenizers import PLAIN, WITH_TOOLS, ByteTokenizer
 
 from corrente.common.threads import DaemonThreads, guard_user_code, inline
 from corrente.config import Chat, RunConfig

@@ -1,16 +1,15 @@
-"""A tokenizer of bytes with chat templates of its own, and completions made of text: for conversations without a model."""
+"""Tokenizers and chat templates for conversations without a model: one of bytes, and one in which every id is a letter."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from corrente.config import Chat
-from corrente.data.types import Completion
+from corrente.data.types import Completion, FinishReason
 from corrente.env.chat_renderer import ChatRenderer
 from corrente.prompts.chat import ChatTemplate
 from corrente.testing import samples
@@ -41,7 +40,7 @@ FORGETS = (
 
 
 class ByteTokenizer:
-    """What prompts/tokenizer.py is, without a directory."""
+    """The tokenizer of prompts/tokenizer.py, without a directory: every byte is a token."""
 
     path = Path("bytes")
 
@@ -62,20 +61,15 @@ class ByteTokenizer:
     def decode(self, tokens: Any) -> str:
         return str(self.hf.decode([int(token) for token in tokens]))
 
+    def completion(self, text: str, *, end: str = END, finish: FinishReason = "stop") -> Completion:
+        """A completion that says ``text`` and ends with ``end``."""
+        return samples.completion(tokens=self.encode(text + end), text=text, finish_reason=finish)
 
-def voice(template: str = PLAIN, **how: Any) -> tuple[ChatRenderer, ByteTokenizer]:
+
+def chat_renderer(template: str = PLAIN, **options: Any) -> tuple[ChatRenderer, ByteTokenizer]:
+    """What renders conversations by ``template``, and the tokenizer that it renders for."""
     tokenizer = ByteTokenizer(template)
-    return ChatRenderer(ChatTemplate(tokenizer, Chat()), tokenizer, **how), tokenizer  # type: ignore[arg-type]
-
-
-def said(tokenizer: ByteTokenizer, text: str, *, end: str = END, finish: Any = "stop", version: int = 0) -> Completion:
-    """A completion that says ``text``."""
-    tokens = np.array(tokenizer.encode(text + end), np.int32)
-    return sampled(tokens, finish=finish, version=version, text=text)
-
-
-def sampled(tokens: Any, *, finish: Any = "stop", version: int = 0, text: str = "") -> Completion:
-    return samples.completion(tokens=tokens, versions=version, finish_reason=finish, text=text)
+    return ChatRenderer(ChatTemplate(tokenizer, Chat()), tokenizer, **options), tokenizer  # type: ignore[arg-type]
 
 
 class CharTokenizer:
