@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.refusals import refusal
 
 from corrente.algo import aggregate, checks, clip
 from corrente.algo.kl import k3
@@ -301,5 +302,6 @@ def test_check_refuses_naming_the_key(config, key):
     assert str(refused.value).startswith(key)
 
 
-def test_check_accepts_temperature_alone():
-    checks.check(RunConfig(sampling=Sampling(temperature=0.7)))
+def test_algo_checks_accepts_temperature_alone():
+    assert refusal(checks.check, RunConfig(sampling=Sampling(temperature=0.7))) == ""
+    assert "sampling.temperature = 0" in refusal(checks.check, RunConfig(sampling=Sampling(temperature=0)))

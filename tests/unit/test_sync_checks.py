@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from tests.refusals import refusal
 
 from corrente import config as c
 from corrente.errors import ConfigError
@@ -19,8 +22,9 @@ def test_table_knows_every_transport():
 
 
 @pytest.mark.parametrize("sync", [c.Shm(), c.Disk(payload="delta"), c.Http(), c.Http(host="::1"), c.Collective()])
-def test_transport_between_processes_is_accepted(sync: object):
-    check(c.RunConfig(sync=sync))  # pyright: ignore
+def test_sync_checks_accepts(sync: Any):
+    assert refusal(check, c.RunConfig(sync=sync)) == ""
+    assert 'runtime.kind = "inline" needs' in refusal(check, c.RunConfig(runtime=c.Inline(), sync=sync))
 
 
 @pytest.mark.parametrize(

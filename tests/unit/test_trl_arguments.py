@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.refusals import refusal
 from transformers import HfArgumentParser, TrainingArguments
 
 from corrente import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer
@@ -473,7 +474,8 @@ def test_config_with_defaults_passes_every_check(cls: Any, loss: str, tmp_path: 
     args = cls(output_dir=str(tmp_path), loss_type=loss, **more)
     given = RunInputs(reward_functions=(lambda completions: [0.0] * len(completions),), train_dataset=[{"prompt": "x"}])
     config = translate(args, Facts(model="smollm2-135m-instruct", rows=4, tables={"reward.functions": []}))
-    check_config(config, given)
+    assert refusal(check_config, config, given) == ""
+    assert "reward.functions" in refusal(check_config, config, RunInputs(train_dataset=given.train_dataset))
 
 
 def test_page_is_current():
