@@ -132,7 +132,7 @@ def _group(*rewards: float | None, id: int = 0, taught: tuple[TeacherLogprobs, .
 
 
 def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherLogprobs, ...]:
-    (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).mark, group)
+    (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).score_episodes, group)
     return mark.taught
 
 
