@@ -8,9 +8,10 @@ import torch
 
 from corrente import config as c
 from corrente.algo import graph
+from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
 from corrente.data.types import Group
-from corrente.learner.packing import plan
+from corrente.learner.packing import plan_packs
 from corrente.staleness.policies import ByVersion
 from corrente.testing import samples
 
@@ -33,15 +34,17 @@ def test_age_masks_weighs_and_decays_in_this_order():
     rows = graph.rows(0, episode, advantages_T=np.full(4, 3.0), oldest=oldest)
     batch = samples.batch(version=2, rows=rows, tokens=4)
     objective = PolicyObjective(c.RunConfig(algo=c.Algo(loss="reinforce"), staleness=staleness))
-    (pack,) = plan(batch.rows, weights_R=objective.row_weights(batch), version=2, budget=100)
+    (pack,) = plan_packs(batch.rows, weights_R=objective.row_weights(batch), version=2, budget=100)
     assert pack.lags_K.tolist() == [1, 1, 0]
     logprobs_K = torch.log(torch.tensor(NOW[1:], dtype=torch.float64)).requires_grad_()
     loss = objective(
-        logprobs_K,
-        behaviour_K=torch.from_numpy(pack.behaviour_K).double(),
-        advantages_K=torch.from_numpy(pack.advantages_K).double(),
-        weights_K=torch.from_numpy(pack.weights_K),
-        lags_K=torch.from_numpy(pack.lags_K),
+        Trained(
+            logprobs_K=logprobs_K,
+            behaviour_K=torch.from_numpy(pack.behaviour_K).double(),
+            advantages_K=torch.from_numpy(pack.advantages_K).double(),
+            weights_K=torch.from_numpy(pack.weights_K),
+            lags_K=torch.from_numpy(pack.lags_K),
+        )
     )
     loss.total.backward()
     weights = [0.5 * 0.5, 2.0 * 0.5, 1.2 * 1.0]

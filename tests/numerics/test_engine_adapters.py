@@ -116,7 +116,7 @@ def _logprobs(core: TorchLearner, tokens: Tokens) -> np.ndarray:
     """One plain forward of the learner's model."""
     ids = torch.from_numpy(np.asarray(tokens)).long()[None]
     with torch.no_grad():
-        every = core._policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        every = core.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
     return every.gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
@@ -280,7 +280,7 @@ def test_adapters_of_a_wide_model_are_at_most_two_percent_of_its_bytes(tmp_path)
     from corrente.engine.embedded.shapes import shapes
 
     full = sum(int(np.prod(shape)) for shape in shapes(read_config(tmp_path)).values())
-    factors = injection.verify(tmp_path, c.Lora(rank=8, alpha=16.0))
+    factors = injection.verify_targets(tmp_path, c.Lora(rank=8, alpha=16.0))
     assert sum(int(np.prod(factor.shape)) for factor in factors.values()) == 30 * 8 * 10176
     assert sum(int(np.prod(factor.shape)) for factor in factors.values()) <= 0.02 * full
 

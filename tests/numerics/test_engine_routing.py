@@ -19,7 +19,7 @@ from corrente.data.types import Batch, Completion, Row, Sampling, Tokens
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.errors import AlignmentError, ConfigError
 from corrente.learner.model import recompute_activations
-from corrente.learner.packing import as_rows, as_tree, plan
+from corrente.learner.packing import as_rows, as_tree, plan_packs
 from corrente.models.moe_routing import Routers, routers_of
 from corrente.testing import samples
 
@@ -169,7 +169,7 @@ def test_ratio_is_one_at_equal_weights(kind: str, budget: int):
     step = batch(LONG, [(prompt, served.run([prompt] * 3, LONG)) for prompt in PROMPTS])
     assert all(row.experts is not None for row in step.rows)
     learner = policy(model, LONG)
-    assert learner.folds
+    assert learner.traits.prefix_tree
     assert gaps(learner, step, budget=budget).max() < 3e-5
 
 
@@ -192,9 +192,9 @@ def test_gradients_reach_the_router_weights_that_were_used_and_no_others(kind: s
     step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
     learner = policy(model, LONG)
     learner.model.requires_grad_(True)
-    (pack,) = plan(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
+    (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     other = _elsewhere(pack, MIXTURES[kind][2])
-    learner.logprobs(other)[0].logprobs_K.sum().backward()
+    learner(other).logprobs_K.sum().backward()
     assert other.experts is not None
     used = np.concatenate(other.experts)
     for layer in range(MIXTURES[kind][0]):
@@ -215,13 +215,13 @@ def _elsewhere(pack: Any, count: int) -> Any:
 def test_gradient_of_a_router_is_that_of_finite_differences():
     served, model, _ = serve("mixtral")
     step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
-    (pack,) = plan(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
+    (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     learner = policy(model, LONG)
     weight = learner.model.model.layers[0].mlp.gate.weight
     weight.requires_grad_(True)
 
     def value() -> torch.Tensor:
-        return learner.logprobs(pack)[0].logprobs_K.double().mean()
+        return learner(pack).logprobs_K.double().mean()
 
     (gradient,) = torch.autograd.grad(value(), weight)
     direction = gradient / gradient.norm()
@@ -237,7 +237,7 @@ def test_gradient_of_a_router_is_that_of_finite_differences():
 def test_recomputed_activations_are_routed_the_same_way():
     served, model, _ = serve("qwen3_moe")
     step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
-    (pack,) = plan(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
+    (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     other = _elsewhere(pack, 8)
     gradients = []
     for checkpointing in (False, True):
@@ -246,7 +246,7 @@ def test_recomputed_activations_are_routed_the_same_way():
         if checkpointing:
             recompute_activations(learner.model)
             learner.model.train()
-        learner.logprobs(other)[0].logprobs_K.sum().backward()
+        learner(other).logprobs_K.sum().backward()
         gradients.append([p.grad for p in learner.model.parameters() if p.grad is not None])
     torch.testing.assert_close(gradients[0], gradients[1])
 
@@ -285,7 +285,7 @@ def test_prompt_that_was_routed_in_two_ways_is_forwarded_in_both():
     two = one.copy()
     two[1, 2, 0] = (two[1, 2, 0] + 1) % 4
     rows = [_row([5, 6, 7, 8, 9, 9], one), _row([5, 6, 7, 8, 4, 9], one), _row([5, 6, 7, 8, 9, 3], two)]
-    (pack,) = plan(rows, weights_R=np.ones(3), version=0, budget=100)
+    (pack,) = plan_packs(rows, weights_R=np.ones(3), version=0, budget=100)
     inputs = as_tree(pack)
     assert inputs.tokens.size == (5 + 1) + 4, "the first token is shared by all; the rest of the third row by none"
     assert inputs.experts is not None

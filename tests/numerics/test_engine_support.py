@@ -19,8 +19,8 @@ from corrente.data.support import Support
 from corrente.data.types import Batch, Completion, Sampling, Tokens
 from corrente.errors import AlignmentError
 from corrente.learner import head
-from corrente.learner.model import Policy
-from corrente.learner.packing import plan
+from corrente.learner.packing import plan_packs
+from corrente.learner.policy import Policy
 from corrente.testing import samples
 
 CUTS = [
@@ -54,8 +54,10 @@ def gaps(learner: Policy, step: Batch, *, budget: int = 10_000) -> np.ndarray:
     with torch.no_grad():
         return np.concatenate(
             [
-                np.abs(learner.logprobs(pack)[0].logprobs_K.numpy() - pack.behaviour_K)
-                for pack in plan(step.rows, weights_R=np.ones(len(step.rows)), version=step.version, budget=budget)
+                np.abs(learner(pack).logprobs_K.numpy() - pack.behaviour_K)
+                for pack in plan_packs(
+                    step.rows, weights_R=np.ones(len(step.rows)), version=step.version, budget=budget
+                )
             ]
         )
 
@@ -102,7 +104,7 @@ def test_support_holds_for_models_whose_logits_are_their_own(name: str):
     where, model, _ = tiny(name)
     sampling = Sampling(max_tokens=6, temperature=0.7, top_p=0.8)
     learner = policy(model, sampling)
-    assert learner.splits == (name == "gpt2")
+    assert learner.traits.linear_head == (name == "gpt2")
     assert gaps(learner, batch(sampling, sampled(Served(where, model), sampling))).max() < 3e-5
 
 
@@ -208,18 +210,20 @@ def test_gradient_and_entropy_are_those_of_the_kept_distribution():
     logprobs = torch.log_softmax(masked, -1)
     plain = head.TokenLogprobs(logprobs[slot, target], -(logprobs.exp() * logprobs).sum(-1))
     want = torch.autograd.grad(value(plain), (hidden, weight))
-    kept = head.KeptSets(support, device=torch.device("cpu"))
+    kept = head.SupportMask(support, device=torch.device("cpu"))
     for keep_bytes in (0, 1 << 30):
         before, head.KEEP_BYTES = head.KEEP_BYTES, keep_bytes
         try:
-            out = head.token_logprobs(hidden, weight, None, slot_K=slot, targets_K=target, temperature=0.7, kept=kept)
+            out = head.token_logprobs(
+                hidden, weight, None, slot_K=slot, targets_K=target, temperature=0.7, support=kept
+            )
             got = torch.autograd.grad(value(out), (hidden, weight))
         finally:
             head.KEEP_BYTES = before
         torch.testing.assert_close(out.logprobs_K, plain.logprobs_K)
         torch.testing.assert_close(out.entropy_M, plain.entropy_M)
         torch.testing.assert_close(got, want)
-    own = head.from_logits(hidden @ weight.T, slot_K=slot, targets_K=target, temperature=0.7, kept=kept)
+    own = head.logprobs_from_logits(hidden @ weight.T, slot_K=slot, targets_K=target, temperature=0.7, support=kept)
     torch.testing.assert_close(own.logprobs_K, plain.logprobs_K)
     torch.testing.assert_close(own.entropy_M, plain.entropy_M)
     torch.testing.assert_close(torch.autograd.grad(value(own), (hidden, weight)), want)
@@ -236,4 +240,4 @@ def test_token_outside_its_set_is_refused():
     assert row.support is not None
     tokens[at] = next(i for i in range(VOCABULARY) if i not in row.support.ids(at))
     with pytest.raises(AlignmentError, match="not in the set"):
-        plan([msgspec.structs.replace(row, tokens=tokens)], weights_R=np.ones(1), version=0, budget=100)
+        plan_packs([msgspec.structs.replace(row, tokens=tokens)], weights_R=np.ones(1), version=0, budget=100)

@@ -10,6 +10,7 @@ import torch
 from tests.refusals import refusal
 
 from corrente.algo import aggregate, checks, clip
+from corrente.algo.base import Trained
 from corrente.algo.kl import k3
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.ratio import log_ratio
@@ -35,11 +36,13 @@ def _loss(
     behaviour = torch.full_like(ratio, -1.5)
     logprobs = (behaviour + ratio.log()).requires_grad_()
     loss = objective(
-        logprobs,
-        behaviour_K=behaviour,
-        advantages_K=advantages,
-        weights_K=torch.ones_like(ratio),
-        reference_K=reference,
+        Trained(
+            logprobs_K=logprobs,
+            behaviour_K=behaviour,
+            advantages_K=advantages,
+            weights_K=torch.ones_like(ratio),
+            reference_K=reference,
+        )
     )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     return loss, gradient
@@ -105,7 +108,13 @@ def test_gradient_equals_finite_differences(correct, beta):
         proximal = at if correct != "none" else behaviour
         if correct == "none":
             return objective(
-                logprobs, behaviour_K=behaviour, advantages_K=advantages, weights_K=weights, reference_K=reference
+                Trained(
+                    logprobs_K=logprobs,
+                    behaviour_K=behaviour,
+                    advantages_K=advantages,
+                    weights_K=weights,
+                    reference_K=reference,
+                )
             ).total
         # the constant weight is the ratio at the point of differentiation; only pi / pi_prox moves
         rho = (at - behaviour).exp()
@@ -117,7 +126,15 @@ def test_gradient_equals_finite_differences(correct, beta):
         return value
 
     logprobs = at.clone().requires_grad_()
-    loss = objective(logprobs, behaviour_K=behaviour, advantages_K=advantages, weights_K=weights, reference_K=reference)
+    loss = objective(
+        Trained(
+            logprobs_K=logprobs,
+            behaviour_K=behaviour,
+            advantages_K=advantages,
+            weights_K=weights,
+            reference_K=reference,
+        )
+    )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     step = 1e-6
     for k in range(40):
@@ -132,7 +149,13 @@ def test_no_gradient_flows_through_recorded_logprobs():
         inputs = [_f(-1.0, -2.0).requires_grad_() for _ in range(3)]
         objective = _objective(Algo(beta=0.5), correct=correct)
         loss = objective(
-            inputs[0], behaviour_K=inputs[1], advantages_K=_f(1.0, -1.0), weights_K=_f(1.0, 1.0), reference_K=inputs[2]
+            Trained(
+                logprobs_K=inputs[0],
+                behaviour_K=inputs[1],
+                advantages_K=_f(1.0, -1.0),
+                weights_K=_f(1.0, 1.0),
+                reference_K=inputs[2],
+            )
         )
         loss.total.backward()
         assert inputs[0].grad is not None
@@ -271,7 +294,10 @@ def test_entropy_is_differentiable(temperature, chunk, keep, both, monkeypatch):
     every = torch.log_softmax(logits / temperature, -1)
     want = torch.autograd.grad(total(every[slot, targets], -(every.exp() * every).sum(-1)), leaves)
     kwargs = {"slot_K": slot, "targets_K": targets, "temperature": temperature}
-    for out in (head.token_logprobs(*leaves, None, **kwargs), head.from_logits(leaves[0] @ leaves[1].T, **kwargs)):
+    for out in (
+        head.token_logprobs(*leaves, None, **kwargs),
+        head.logprobs_from_logits(leaves[0] @ leaves[1].T, **kwargs),
+    ):
         for mine, theirs in zip(torch.autograd.grad(total(*out[:2]), leaves), want, strict=True):
             torch.testing.assert_close(mine, theirs)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from corrente.data.types import Row
 from corrente.errors import AlignmentError, DivergedError
-from corrente.learner.packing import as_tree, padded_tokens, plan
+from corrente.learner.packing import as_tree, padded_tokens, plan_packs
 from corrente.testing import samples
 
 
@@ -20,7 +20,7 @@ def _row(group: int, tokens: list[int], trained: int = 1, **changes) -> Row:
 
 
 def _plan(rows: list[Row], budget: int):
-    return plan(rows, weights_R=np.arange(1, len(rows) + 1, dtype=np.float64), version=4, budget=budget)
+    return plan_packs(rows, weights_R=np.arange(1, len(rows) + 1, dtype=np.float64), version=4, budget=budget)
 
 
 @st.composite

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from corrente.config import RunConfig
-from corrente.data.types import ApplyMode, Group, Scores, TeacherTurn, Tokens
+from corrente.data.types import ApplyMode, Group, Scores, TeacherLogprobs, Tokens
 from corrente.errors import SyncError
 from corrente.score.base import ScoreResult
 from corrente.score.combined import CombinedScorer, ScorerTerms
@@ -84,7 +84,7 @@ class Noting:
 
     def __init__(self, inner: CombinedScorer, sync: Any) -> None:
         self._inner, self._sync = inner, sync
-        self.noted: list[tuple[int, int, TeacherTurn]] = []
+        self.noted: list[tuple[int, int, TeacherLogprobs]] = []
 
     async def score(self, group: Group) -> Group:
         before = self._sync.published[-1][0]

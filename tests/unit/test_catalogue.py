@@ -35,7 +35,7 @@ def test_no_metric_is_explained_twice():
 
 def test_page_says_how_the_learner_combines_each_metric():
     sums = Accumulator()
-    metrics.record(sums, trace())
+    metrics.record_tokens(sums, trace())
     for name, how in sums.reductions().items():
         if name in INTERNAL or name.endswith("/ratio_square"):
             continue
@@ -46,8 +46,8 @@ def test_page_says_how_the_learner_combines_each_metric():
 
 def test_every_number_of_the_learner_is_on_the_page():
     sums = Accumulator()
-    metrics.record(sums, trace())
-    missing = [name for name in metrics.reported(sums) if find(name) is None]
+    metrics.record_tokens(sums, trace())
+    missing = [name for name in metrics.step_report(sums) if find(name) is None]
     assert not missing
 
 

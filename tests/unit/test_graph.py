@@ -14,7 +14,7 @@ from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, RunConfig
 from corrente.data.routing import Routing
 from corrente.data.support import Support
-from corrente.data.types import TeacherTurn, Turn
+from corrente.data.types import TeacherLogprobs, Turn
 from corrente.errors import AlignmentError
 from corrente.testing import samples
 
@@ -100,10 +100,10 @@ def test_parent_after_its_turn_is_refused():
         built(given_turn(1, parent=1), sampled_turn(2))
 
 
-def test_lessons_lie_along_the_row_their_turn_is_in():
-    def taught(turn: int, *values: float) -> TeacherTurn:
+def test_teacher_logprobs_lie_along_the_row_their_turn_is_in():
+    def taught(turn: int, *values: float) -> TeacherLogprobs:
         none = np.empty((len(values), 0))
-        return TeacherTurn(
+        return TeacherLogprobs(
             teacher="wise",
             turn=turn,
             logprobs=np.array(values, np.float32),
@@ -118,8 +118,8 @@ def test_lessons_lie_along_the_row_their_turn_is_in():
         sampled_turn(12),
         taught=(taught(3, -3.0), taught(1, -1.0, -2.0)),
     )
-    assert first.lessons[0].logprobs.tolist() == [0, -1, -2]
-    assert second.lessons[0].logprobs.tolist() == [0, 0, 0, -3]
+    assert first.teachers[0].logprobs.tolist() == [0, -1, -2]
+    assert second.teachers[0].logprobs.tolist() == [0, 0, 0, -3]
 
 
 def test_supports_stay_with_their_tokens():

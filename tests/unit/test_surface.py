@@ -11,7 +11,7 @@ import pytest
 from corrente import errors
 
 PUBLIC = {
-    "data.types": "Batch Completion Episode Group Prompt Request Row Sampling Scores Span StepScore TeacherRow TeacherTurn Turn "
+    "data.types": "Batch Completion Episode Group Prompt Request Row Sampling Scores Span StepScore TeacherLogprobs Turn "
     "concat_tokens",
     "controller.parts": "Checkpoints Parts RunResult",
     "controller.plan": "Plan",
@@ -56,6 +56,10 @@ PROTOCOLS = {
     "inflight.base:InflightPolicy": "land one_version",
     "inflight.base:Traffic": "give_up interrupted quiet_groups quiet_requests",
     "adapters.base:Adapters": "assign frozen read tensors write",
+    "algo.base:Objective": "row_weights survey",
+    "backends.base:Backend": "accumulate discard micro_batch optimizer prepare",
+    "backends.base:StepOptimizer": "norm restore state step",
+    "data.step_totals:StepTotals": "all concat merge sum",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from corrente.data.types import Group, Metrics, StepScore, TeacherTurn
+from corrente.data.types import Group, Metrics, StepScore, TeacherLogprobs
 
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -24,7 +24,7 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     score: float | None = None
     error: str = ""
     steps: tuple[StepScore, ...] = ()
-    taught: tuple[TeacherTurn, ...] = ()
+    taught: tuple[TeacherLogprobs, ...] = ()
     extra: dict[str, object] = {}
     metrics: dict[str, float] = {}
 

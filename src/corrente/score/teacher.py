@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from corrente.data.types import Episode, Group, Scores, TeacherTurn, Tokens, concat_tokens
+from corrente.data.types import Episode, Group, Scores, TeacherLogprobs, Tokens, concat_tokens
 from corrente.errors import RewardError
 from corrente.score.base import ScoreResult
 
@@ -70,7 +70,7 @@ class TeacherSource:
         (episode,) = group.episodes
         if group.id < 0 or not matches_columns(self._where, group.prompt.fields):
             return [ScoreResult()]
-        taught: list[TeacherTurn] = []
+        taught: list[TeacherLogprobs] = []
         for tokens, places in scored_contexts(episode):
             scores = await self._teacher.score(tokens, top=self._top)
             if len(scores.logprobs) != len(tokens) - 1:
@@ -80,11 +80,11 @@ class TeacherSource:
         metrics = {f"{self.name}_version": sum(versions) / len(versions)} if versions else {}
         return [ScoreResult(taught=tuple(taught), metrics=metrics)]
 
-    def _teacher_turn(self, scores: Scores, turn: int, start: int, stop: int) -> TeacherTurn:
+    def _teacher_turn(self, scores: Scores, turn: int, start: int, stop: int) -> TeacherLogprobs:
         here = slice(start - 1, stop - 1)  # scores begin with the second token
         if not np.isfinite(scores.logprobs[here]).all():
             raise RewardError(f"{self.name}: a token of turn {turn} has no finite log-prob")
-        return TeacherTurn(
+        return TeacherLogprobs(
             teacher=self.name,
             turn=turn,
             logprobs=scores.logprobs[here],
