@@ -13,7 +13,7 @@ from corrente.algo import distill_checks
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
 from corrente.config.load import parse_config
-from corrente.data.types import Group, Scores, TeacherTurn, Tokens
+from corrente.data.types import Group, Scores, TeacherLogprobs, Tokens
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.score.teacher import TeacherSource
@@ -126,12 +126,12 @@ class Fixed:
         )
 
 
-def _group(*rewards: float | None, id: int = 0, taught: tuple[TeacherTurn, ...] = (), **fields: Any) -> Group:
+def _group(*rewards: float | None, id: int = 0, taught: tuple[TeacherLogprobs, ...] = (), **fields: Any) -> Group:
     """Completions of two tokens."""
     return samples.group(id=id, prompt=samples.prompt(fields=fields), versions=(0, 0), rewards=rewards, taught=taught)
 
 
-def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherTurn, ...]:
+def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherLogprobs, ...]:
     (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).score_episodes, group)
     return mark.taught
 
@@ -155,7 +155,7 @@ def _algorithm(**distill: Any) -> GroupedAlgorithm:
 
 
 def test_group_that_was_taught_learns_whatever_its_rewards():
-    taught = TeacherTurn(
+    taught = TeacherLogprobs(
         teacher="wise",
         turn=1,
         logprobs=np.full(2, -1, np.float32),
