@@ -168,5 +168,5 @@ def test_group_that_was_taught_learns_whatever_its_rewards():
     assert [pure.trainable(g) for g in (equal, alone, silent)] == ["", "", "no teacher said anything"]
     assert [mixed.trainable(g) for g in (equal, alone, silent)] == ["", "", ""]
     batch = pure.batch([equal, alone], step=0, version=0, oldest_trainable=[None, None])
-    assert [[lesson.teacher for lesson in row.lessons] for row in batch.rows] == [["wise"]] * 3
+    assert [[one.teacher for one in row.teachers] for row in batch.rows] == [["wise"]] * 3
     assert plain.batch([equal], step=0, version=0, oldest_trainable=[None]).rows == ()
