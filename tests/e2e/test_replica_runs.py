@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.test_replicas import _children
 from tests.e2e.test_runs import Record, run
 from tests.e2e.tiny import tiny_config
-from tests.numerics.engine_tiny import CONTEXT, tiny
+from tests.numerics.tiny_engine import CONTEXT, tiny
 
 from corrente.config import Embedded, Model, Pool, RunConfig
 from corrente.errors import WorkerDied

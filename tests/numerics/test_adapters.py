@@ -12,7 +12,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from tests.numerics.continued import check_continues, same, weights
+from tests.numerics.learner_continuation import check_continues, same, weights
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from corrente import config as c

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.numerics.engine_tiny import tiny
-from tests.numerics.test_engine_routing import LONG, mixtures, policy, serve, without
-from tests.numerics.test_engine_support import PROMPTS, batch
+from tests.numerics.sampled_steps import LONG, PROMPTS, mixtures, policy_of, serve_mixture, step_of, without_experts
+from tests.numerics.tiny_engine import tiny
 
 from corrente import config as c
 from corrente.data.types import Batch
@@ -21,14 +20,14 @@ from corrente.learner.core import TorchLearner
 from corrente.learner.packing import as_rows, plan_packs
 
 
-def step_of(kind: str) -> tuple[Batch, Any]:
-    served, model, _ = serve(kind)
-    return batch(LONG, [(prompt, served.run([prompt] * 3, LONG)) for prompt in PROMPTS]), model
+def sampled_step(kind: str) -> tuple[Batch, Any]:
+    served, model, _ = serve_mixture(kind)
+    return step_of(LONG, [(prompt, served.run([prompt] * 3, LONG)) for prompt in PROMPTS]), model
 
 
 def losses(model: Any, step: Batch, *, budget: int, coef: float = 1.0) -> tuple[float, list[torch.Tensor]]:
     """The loss of a step and its gradient at each router."""
-    learner = policy(model, LONG)
+    learner = policy_of(model, LONG)
     learner.model.requires_grad_(True)
     balance = LoadBalance(learner.model, coef=coef)
     packs = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=budget)
@@ -44,7 +43,7 @@ def losses(model: Any, step: Batch, *, budget: int, coef: float = 1.0) -> tuple[
 
 @mixtures
 def test_loss_is_that_of_transformers_on_one_padded_batch(kind: str):
-    step, model = step_of(kind)
+    step, model = sampled_step(kind)
     (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     padded = as_rows(pack)
     with torch.no_grad():
@@ -59,13 +58,13 @@ def test_loss_is_that_of_transformers_on_one_padded_batch(kind: str):
     )
     theirs = sys.modules[type(model).__module__].load_balancing_loss_func
     want = theirs(out.router_logits, count, k, torch.from_numpy(np.asarray(padded.mask)).long())
-    assert losses(model, without(step), budget=10_000)[0] == pytest.approx(float(want), rel=1e-5)
+    assert losses(model, without_experts(step), budget=10_000)[0] == pytest.approx(float(want), rel=1e-5)
     assert float(out.aux_loss) == pytest.approx(float(want))
 
 
 @mixtures
 def test_gradient_does_not_depend_on_the_cut_into_micro_batches(kind: str):
-    step, model = step_of(kind)
+    step, model = sampled_step(kind)
     whole, gradients = losses(model, step, budget=10_000)
     cut, parts = losses(model, step, budget=18)
     assert cut == pytest.approx(whole, rel=1e-5)
@@ -75,7 +74,7 @@ def test_gradient_does_not_depend_on_the_cut_into_micro_batches(kind: str):
 
 
 def test_a_step_of_the_learner_adds_it_to_its_loss(tmp_path: Path):
-    step, model = step_of("mixtral")
+    step, model = sampled_step("mixtral")
     model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     reports = []

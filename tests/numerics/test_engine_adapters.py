@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.numerics.engine_tiny import Served, build
+from tests.numerics.tiny_engine import Served, build
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from corrente import config as c

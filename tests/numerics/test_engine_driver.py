@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import trio.testing
-from tests.numerics.engine_tiny import CONTEXT, tiny
+from tests.numerics.tiny_engine import CONTEXT, tiny
 
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.driver import EmbeddedEngine

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, tiny
+from tests.numerics.tiny_engine import CONTEXT, VOCABULARY, Served, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from corrente.data.types import Completion, Sampling, Tokens

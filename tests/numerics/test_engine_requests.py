@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, spell, tiny
+from tests.numerics.tiny_engine import CONTEXT, VOCABULARY, Served, spell, tiny
 from transformers import AutoTokenizer
 
 from corrente.data.types import Completion, Sampling

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.numerics.engine_tiny import CONTEXT, Served, spell, tiny
+from tests.numerics.tiny_engine import CONTEXT, Served, spell, tiny
 
 from corrente.data.types import Completion, Request, Sampling
 from corrente.engine.embedded.stop import StopStrings

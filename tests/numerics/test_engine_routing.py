@@ -9,29 +9,29 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
-from tests.numerics.test_engine_support import PROMPTS, batch, gaps, policy
+from tests.numerics.sampled_steps import (
+    LONG,
+    MIXTURES,
+    PROMPTS,
+    gaps,
+    mixtures,
+    policy_of,
+    serve_mixture,
+    step_of,
+    without_experts,
+)
+from tests.numerics.tiny_engine import VOCABULARY, tiny
 
 from corrente.algo.graph import rows
 from corrente.config import RunConfig
 from corrente.data.routing import UNKNOWN, Experts
-from corrente.data.types import Batch, Completion, Row, Sampling, Tokens
+from corrente.data.types import Completion, Row, Tokens
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.errors import AlignmentError, ConfigError
 from corrente.learner.model import recompute_activations
 from corrente.learner.packing import as_rows, as_tree, plan_packs
 from corrente.models.moe_routing import Routers, routers_of
 from corrente.testing import samples
-
-MIXTURES = {"mixtral": (3, 2, 4), "qwen3_moe": (3, 3, 8)}
-"""Layers, experts of a token, experts."""
-mixtures = pytest.mark.parametrize("kind", list(MIXTURES))
-LONG = Sampling(max_tokens=12, top_k=500, stop_token_ids=())
-
-
-def serve(kind: str, **options: Any) -> tuple[Served, Any, Any]:
-    where, model, other = tiny(kind)
-    return Served(where, model, **({"keep_routing": True} | options)), model, other
 
 
 @torch.no_grad()
@@ -61,10 +61,6 @@ def kept(done: Completion) -> Experts:
     return np.concatenate([done.routing.context, done.routing.experts])
 
 
-def without(step: Batch) -> Batch:
-    return msgspec.structs.replace(step, rows=tuple(msgspec.structs.replace(row, experts=None) for row in step.rows))
-
-
 def perturbed(model: Any, scale: float) -> Any:
     torch.manual_seed(5)
     model = copy.deepcopy(model)
@@ -79,7 +75,7 @@ def perturbed(model: Any, scale: float) -> Any:
 
 @mixtures
 def test_experts_are_those_of_a_plain_forward_pass(kind: str):
-    served, model, _ = serve(kind)
+    served, model, _ = serve_mixture(kind)
     for prompt, done in zip(PROMPTS, served.run(PROMPTS, LONG), strict=True):
         layers, k, experts = MIXTURES[kind]
         assert done.routing is not None
@@ -90,7 +86,7 @@ def test_experts_are_those_of_a_plain_forward_pass(kind: str):
 
 
 def test_experts_of_a_prefix_that_another_sequence_lends_are_those_it_was_computed_through():
-    served, model, _ = serve("qwen3_moe")
+    served, model, _ = serve_mixture("qwen3_moe")
     served.submit(PROMPTS[1], LONG, name="a")
     served.core.step()
     longer = np.concatenate([PROMPTS[1][:7], np.array([44, 45], np.int32)])
@@ -105,7 +101,7 @@ def test_experts_of_a_prefix_that_another_sequence_lends_are_those_it_was_comput
 @pytest.mark.parametrize("mode", ["swap", "recompute", "snapshot"])
 def test_experts_stay_with_their_pass_when_weights_land_in_the_middle(mode: Any):
     """What was sampled before keeps the experts it was sampled through; a later request that borrows rebuilt keys has theirs."""
-    served, model, other = serve("qwen3_moe")
+    served, model, other = serve_mixture("qwen3_moe")
     served.submit(PROMPTS[1], LONG, name="a", seed=8)
     for _ in range(5):
         served.core.step()
@@ -126,9 +122,9 @@ def test_experts_stay_with_their_pass_when_weights_land_in_the_middle(mode: Any)
 
 
 def test_experts_of_a_resumed_request_continue_those_of_its_partial():
-    served, _, _ = serve("qwen3_moe")
+    served, _, _ = serve_mixture("qwen3_moe")
     whole = served.run([PROMPTS[0]], LONG)[0]
-    again, _, _ = serve("qwen3_moe")
+    again, _, _ = serve_mixture("qwen3_moe")
     request = samples.request(id="0", tokens=PROMPTS[0], sampling=LONG)
     partial = again.interrupted(request, steps=4)
     again.core.submit(request.after(partial))
@@ -138,7 +134,7 @@ def test_experts_of_a_resumed_request_continue_those_of_its_partial():
 
 
 def test_request_that_was_aborted_before_it_was_read_has_no_experts():
-    served, _, _ = serve("mixtral", max_sequences=1)
+    served, _, _ = serve_mixture("mixtral", max_sequences=1)
     served.submit(PROMPTS[0], LONG, name="a")
     served.submit(PROMPTS[1], LONG, name="b")
     served.core.step()
@@ -151,9 +147,9 @@ def test_request_that_was_aborted_before_it_was_read_has_no_experts():
 
 
 def test_experts_are_kept_by_default_where_there_are_any_and_not_where_they_are_not_wanted():
-    assert serve("mixtral", keep_routing=None)[0].run(PROMPTS, LONG)[0].routing is not None
-    assert serve("mixtral", keep_routing=False)[0].run(PROMPTS, LONG)[0].routing is None
-    assert serve("llama", keep_routing=None)[0].run(PROMPTS, LONG)[0].routing is None
+    assert serve_mixture("mixtral", keep_routing=None)[0].run(PROMPTS, LONG)[0].routing is not None
+    assert serve_mixture("mixtral", keep_routing=False)[0].run(PROMPTS, LONG)[0].routing is None
+    assert serve_mixture("llama", keep_routing=None)[0].run(PROMPTS, LONG)[0].routing is None
     for path in ("auto", "hf"):
         with pytest.raises(ConfigError, match=r"model\.keep_routing = true: .* leave it out"):
             EmbeddedCore(model=tiny("llama")[0], path=path, keep_routing=True)
@@ -165,10 +161,10 @@ def test_experts_are_kept_by_default_where_there_are_any_and_not_where_they_are_
 @mixtures
 @pytest.mark.parametrize("budget", [20, 10_000])
 def test_ratio_is_one_at_equal_weights(kind: str, budget: int):
-    served, model, _ = serve(kind)
-    step = batch(LONG, [(prompt, served.run([prompt] * 3, LONG)) for prompt in PROMPTS])
+    served, model, _ = serve_mixture(kind)
+    step = step_of(LONG, [(prompt, served.run([prompt] * 3, LONG)) for prompt in PROMPTS])
     assert all(row.experts is not None for row in step.rows)
-    learner = policy(model, LONG)
+    learner = policy_of(model, LONG)
     assert learner.traits.prefix_tree
     assert gaps(learner, step, budget=budget).max() < 3e-5
 
@@ -178,19 +174,19 @@ def test_replay_removes_most_of_the_mismatch_of_perturbed_routers(kind: str):
     """Routers that differ by one part in a hundred choose others here and there: a jump, where the difference of their weights
     itself is smooth. Of 190 tokens the largest |log ratio| is 3.3 without replay and 0.10 with it for the tiny Mixtral (mean
     0.051, 0.014), 0.45 and 0.044 for the tiny Qwen3-MoE (mean 0.027, 0.008)."""
-    served, model, _ = serve(kind)
-    step = batch(LONG, [(prompt, served.run([prompt] * 8, LONG)) for prompt in PROMPTS])
-    learner = policy(perturbed(model, 0.002), LONG)
-    bare, replayed = gaps(learner, without(step)), gaps(learner, step)
+    served, model, _ = serve_mixture(kind)
+    step = step_of(LONG, [(prompt, served.run([prompt] * 8, LONG)) for prompt in PROMPTS])
+    learner = policy_of(perturbed(model, 0.002), LONG)
+    bare, replayed = gaps(learner, without_experts(step)), gaps(learner, step)
     assert bare.max() > 5 * replayed.max()
     assert bare.mean() > 2 * replayed.mean()
 
 
 @mixtures
 def test_gradients_reach_the_router_weights_that_were_used_and_no_others(kind: str):
-    served, model, _ = serve(kind)
-    step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
-    learner = policy(model, LONG)
+    served, model, _ = serve_mixture(kind)
+    step = step_of(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
+    learner = policy_of(model, LONG)
     learner.model.requires_grad_(True)
     (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     other = _elsewhere(pack, MIXTURES[kind][2])
@@ -213,10 +209,10 @@ def _elsewhere(pack: Any, count: int) -> Any:
 
 
 def test_gradient_of_a_router_is_that_of_finite_differences():
-    served, model, _ = serve("mixtral")
-    step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
+    served, model, _ = serve_mixture("mixtral")
+    step = step_of(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
     (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
-    learner = policy(model, LONG)
+    learner = policy_of(model, LONG)
     weight = learner.model.model.layers[0].mlp.gate.weight
     weight.requires_grad_(True)
 
@@ -235,13 +231,13 @@ def test_gradient_of_a_router_is_that_of_finite_differences():
 
 
 def test_recomputed_activations_are_routed_the_same_way():
-    served, model, _ = serve("qwen3_moe")
-    step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
+    served, model, _ = serve_mixture("qwen3_moe")
+    step = step_of(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
     (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     other = _elsewhere(pack, 8)
     gradients = []
     for checkpointing in (False, True):
-        learner = policy(model, LONG)
+        learner = policy_of(model, LONG)
         learner.model.requires_grad_(True)
         if checkpointing:
             recompute_activations(learner.model)
@@ -253,7 +249,7 @@ def test_recomputed_activations_are_routed_the_same_way():
 
 def test_conversation_of_several_turns_keeps_both_along_its_row():
     """Two sampled turns around a given one: the row's ratios are 1, and every position that is read has its experts."""
-    served, model, _ = serve("qwen3_moe")
+    served, model, _ = serve_mixture("qwen3_moe")
     turns = [samples.turn(PROMPTS[1])]
     for _ in range(2):
         context = np.concatenate([turn.tokens for turn in turns])
@@ -268,7 +264,7 @@ def test_conversation_of_several_turns_keeps_both_along_its_row():
     last = int(np.flatnonzero(row.loss_mask)[-1])
     assert same(row.experts[:last], chosen(model, row.tokens[:last]))
     step = samples.batch(rows=[row])
-    assert gaps(policy(model, LONG), step).max() < 3e-5
+    assert gaps(policy_of(model, LONG), step).max() < 3e-5
 
 
 # ---- packing ------------------------------------------------------------------------------------------------------------------
@@ -298,19 +294,19 @@ def test_prompt_that_was_routed_in_two_ways_is_forwarded_in_both():
 
 
 def test_rows_without_experts_are_routed_by_the_weights_beside_rows_with_them():
-    served, model, _ = serve("qwen3_moe")
-    step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 4, LONG))])
+    served, model, _ = serve_mixture("qwen3_moe")
+    step = step_of(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 4, LONG))])
     mixed = [row if at % 2 else msgspec.structs.replace(row, experts=None) for at, row in enumerate(step.rows)]
-    assert gaps(policy(model, LONG), msgspec.structs.replace(step, rows=tuple(mixed))).max() < 3e-5
+    assert gaps(policy_of(model, LONG), msgspec.structs.replace(step, rows=tuple(mixed))).max() < 3e-5
 
 
 def test_experts_for_a_model_without_any_are_an_error():
-    served, _, _ = serve("mixtral")
-    step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
+    served, _, _ = serve_mixture("mixtral")
+    step = step_of(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
     with pytest.raises(AlignmentError, match="cannot be replayed"):
-        gaps(policy(tiny("llama")[1], LONG), step)
+        gaps(policy_of(tiny("llama")[1], LONG), step)
     with pytest.raises(AlignmentError, match="layers and choices"):
-        gaps(policy(tiny("qwen3_moe")[1], LONG), step)
+        gaps(policy_of(tiny("qwen3_moe")[1], LONG), step)
 
 
 def test_defaults_of_a_run_keep_experts_where_there_are_any():

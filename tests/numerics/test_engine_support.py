@@ -2,64 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
+from tests.numerics.sampled_steps import PROMPTS, gaps, policy_of, step_of
+from tests.numerics.tiny_engine import VOCABULARY, Served, tiny
 
-from corrente.algo.grouped import GroupedAlgorithm
-from corrente.config import RunConfig
 from corrente.data.support import Support
-from corrente.data.types import Batch, Completion, Sampling, Tokens
+from corrente.data.types import Completion, Sampling, Tokens
 from corrente.errors import AlignmentError
 from corrente.learner import head
 from corrente.learner.packing import plan_packs
-from corrente.learner.policy import Policy
 from corrente.testing import samples
 
 CUTS = [
     {"top_k": k, "top_p": p, "min_p": m} for k, p, m in itertools.product((0, 1, 7, 300), (1.0, 0.9, 0.5), (0.0, 0.04))
 ]
-PROMPTS = [np.arange(2, 2 + length, dtype=np.int32) for length in (3, 9)]
-
-
-def policy(model: Any, sampling: Sampling) -> Policy:
-    return Policy(copy.deepcopy(model), temperature=sampling.temperature)
-
-
-def batch(sampling: Sampling, answers: Sequence[tuple[Tokens, Sequence[Completion]]], *, version: int = 0) -> Batch:
-    """The step that the algorithm makes of completions, prompt by prompt."""
-    groups = [
-        samples.group(
-            id=at,
-            episodes=[
-                samples.episode(group=at, index=index, turns=[tokens, completion], reward=float(index))
-                for index, completion in enumerate(completions)
-            ],
-        )
-        for at, (tokens, completions) in enumerate(answers)
-    ]
-    algorithm = GroupedAlgorithm(RunConfig(sampling=sampling))
-    return algorithm.batch(groups, step=0, version=version, oldest_trainable=[None] * len(groups))
-
-
-def gaps(learner: Policy, step: Batch, *, budget: int = 10_000) -> np.ndarray:
-    """|log ratio| of every trained token."""
-    with torch.no_grad():
-        return np.concatenate(
-            [
-                np.abs(learner(pack).logprobs_K.numpy() - pack.behaviour_K)
-                for pack in plan_packs(
-                    step.rows, weights_R=np.ones(len(step.rows)), version=step.version, budget=budget
-                )
-            ]
-        )
 
 
 def sampled(served: Served, sampling: Sampling, *, size: int = 3) -> list[tuple[Tokens, list[Completion]]]:
@@ -75,19 +37,19 @@ def sampled(served: Served, sampling: Sampling, *, size: int = 3) -> list[tuple[
 def test_support_makes_the_ratio_one_at_equal_weights(kind: str, temperature: float):
     where, model, _ = tiny("llama")
     served = Served(where, model, kind=kind)
-    learner = policy(model, Sampling(temperature=temperature))
+    learner = policy_of(model, Sampling(temperature=temperature))
     for cut in CUTS:
         sampling = Sampling(max_tokens=5, temperature=temperature, **cut)
         answers = sampled(served, sampling)
         kept = [c.support for _, completions in answers for c in completions]
         assert all((support is not None) == sampling.cuts for support in kept)
-        assert gaps(learner, batch(sampling, answers)).max() < 3e-5, cut
+        assert gaps(learner, step_of(sampling, answers)).max() < 3e-5, cut
 
 
 def test_support_of_all_rules_together_makes_the_ratio_one():
     where, model, _ = tiny("llama")
     sampling = Sampling(max_tokens=5, temperature=0.7, top_k=30, top_p=0.9, min_p=0.02)
-    assert gaps(policy(model, sampling), batch(sampling, sampled(Served(where, model), sampling))).max() < 3e-5
+    assert gaps(policy_of(model, sampling), step_of(sampling, sampled(Served(where, model), sampling))).max() < 3e-5
 
 
 def test_ratio_without_the_support_is_the_mass_that_was_kept():
@@ -95,7 +57,7 @@ def test_ratio_without_the_support_is_the_mass_that_was_kept():
     sampling = Sampling(max_tokens=6, top_k=5, keep_support=False)
     answers = sampled(Served(where, model), sampling)
     assert all(c.support is None for _, completions in answers for c in completions)
-    assert gaps(policy(model, sampling), batch(sampling, answers)).min() > 1e-3
+    assert gaps(policy_of(model, sampling), step_of(sampling, answers)).min() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2"])
@@ -103,17 +65,17 @@ def test_support_holds_for_models_whose_logits_are_their_own(name: str):
     """gemma2 caps its logits, so the learner takes them from the model instead of from the hidden states."""
     where, model, _ = tiny(name)
     sampling = Sampling(max_tokens=6, temperature=0.7, top_p=0.8)
-    learner = policy(model, sampling)
+    learner = policy_of(model, sampling)
     assert learner.traits.linear_head == (name == "gpt2")
-    assert gaps(learner, batch(sampling, sampled(Served(where, model), sampling))).max() < 3e-5
+    assert gaps(learner, step_of(sampling, sampled(Served(where, model), sampling))).max() < 3e-5
 
 
 @pytest.mark.parametrize("budget", [8, 30, 10_000])
 def test_support_survives_every_cut_into_micro_batches(budget: int):
     where, model, _ = tiny("qwen3")
     sampling = Sampling(max_tokens=8, top_p=0.7)
-    step = batch(sampling, sampled(Served(where, model), sampling))
-    assert gaps(policy(model, sampling), step, budget=budget).max() < 3e-5
+    step = step_of(sampling, sampled(Served(where, model), sampling))
+    assert gaps(policy_of(model, sampling), step, budget=budget).max() < 3e-5
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
@@ -132,11 +94,11 @@ def test_support_stays_with_its_token_when_weights_land_in_the_middle(mode: Any)
     _check_sets(done.support, done.tokens, done.spans[0].stop)
     first = done.spans[0].stop
     early = _part(done, 0, first)
-    assert gaps(policy(model, sampling), batch(sampling, [(PROMPTS[1], [early, early])])).max() < 3e-5
+    assert gaps(policy_of(model, sampling), step_of(sampling, [(PROMPTS[1], [early, early])])).max() < 3e-5
     if mode == "recompute":
         context = np.concatenate([PROMPTS[1], early.tokens])
         late = _part(done, first, len(done.tokens))
-        assert gaps(policy(other, sampling), batch(sampling, [(context, [late, late])])).max() < 3e-5
+        assert gaps(policy_of(other, sampling), step_of(sampling, [(context, [late, late])])).max() < 3e-5
 
 
 def _part(done: Completion, start: int, stop: int) -> Completion:
@@ -184,8 +146,8 @@ def test_two_sets_at_one_position_are_both_renormalised_over():
     narrow, wide = Sampling(max_tokens=4, top_k=2), Sampling(max_tokens=4, top_p=0.97)
     served = Served(where, model)
     answers = [served.run([PROMPTS[0]] * 2, rule) for rule in (narrow, wide, Sampling(max_tokens=4))]
-    step = batch(narrow, [(PROMPTS[0], [c for part in answers for c in part])])
-    assert gaps(policy(model, narrow), step).max() < 3e-5
+    step = step_of(narrow, [(PROMPTS[0], [c for part in answers for c in part])])
+    assert gaps(policy_of(model, narrow), step).max() < 3e-5
 
 
 def test_gradient_and_entropy_are_those_of_the_kept_distribution():
@@ -233,7 +195,7 @@ def test_token_outside_its_set_is_refused():
     where, model, _ = tiny("llama")
     sampling = Sampling(max_tokens=4, top_k=3)
     answers = sampled(Served(where, model), sampling)
-    step = batch(sampling, answers)
+    step = step_of(sampling, answers)
     row = step.rows[0]
     tokens = row.tokens.copy()
     at = int(np.flatnonzero(row.loss_mask)[0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
+from tests.numerics.tiny_engine import VOCABULARY, Served, tiny
 
 from corrente.data.types import Completion, Sampling, Span, Tokens
 from corrente.engine.embedded.kv import KVCache

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.numerics.continued import check_continues, same, weights
+from tests.numerics.learner_continuation import check_continues, same, weights
 from transformers import AutoModelForCausalLM
 
 from corrente import config as c

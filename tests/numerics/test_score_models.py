@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 import pytest
 import torch
-from tests.numerics.engine_tiny import Served, tiny
+from tests.numerics.tiny_engine import Served, tiny
 from tests.processes import children
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.numerics.engine_tiny import Served, tiny
+from tests.numerics.tiny_engine import Served, tiny
 
 from corrente import config as c
 from corrente.algo import graph
