@@ -465,7 +465,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_comes_out_of_train(
     assert on.state.global_step == trainer.state.global_step + 1
 
 
-def test_a_run_that_fails_leaves_no_progress_bar_behind(make: Callable[..., GRPOTrainer]):
+def test_run_that_fails_leaves_no_progress_bar_behind(make: Callable[..., GRPOTrainer]):
     def broken(**_: Any) -> list[float]:
         raise ValueError("no")
 

@@ -191,7 +191,7 @@ def test_push_without_a_network_is_one_clear_error(tmp_path: Path, monkeypatch: 
         export.push(_run(tmp_path), "me/sums", token="hf_secret")
 
 
-def test_what_cannot_be_pushed_is_refused(tmp_path: Path):
+def test_push_refuses_what_it_cannot_upload(tmp_path: Path):
     folder = _run(tmp_path)
     with pytest.raises(ConfigError, match="--repo 'sums': it must be OWNER/NAME"):
         export.push(folder, "sums")

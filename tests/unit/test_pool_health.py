@@ -53,7 +53,7 @@ def test_health_is_ready_only_with_the_current_version_and_forgets_it_with_its_d
     assert life.holds(4, current=4).died().launched().started() == Health(T, None)
 
 
-def test_a_group_shares_a_replica_and_the_next_goes_to_the_other():
+def test_group_shares_a_replica_and_the_next_goes_to_the_other():
     router, loads = Router(slack=4, rows=64), {"a": 0, "b": 0}
     went = []
     for group in "ggggHHHH":
@@ -64,21 +64,21 @@ def test_a_group_shares_a_replica_and_the_next_goes_to_the_other():
     assert "".join(went) == "aaaabbbb"
 
 
-def test_a_group_moves_on_when_home_is_ahead_by_the_slack():
+def test_group_moves_on_when_home_is_ahead_by_the_slack():
     router = Router(slack=4, rows=64)
     router.joined("g", "a")
     assert router.route("g", {"a": 6, "b": 3}) == "a"
     assert router.route("g", {"a": 7, "b": 3}) == "b"
 
 
-def test_a_group_moves_on_when_home_has_no_row_and_another_has():
+def test_group_moves_on_when_home_has_no_row_and_another_has():
     router = Router(slack=4, rows=8)
     router.joined("g", "a")
     assert router.route("g", {"a": 8, "b": 7}) == "b"
     assert router.route("g", {"a": 8, "b": 8}) == "a"
 
 
-def test_a_group_whose_home_is_gone_finds_another_and_one_that_ended_is_forgotten():
+def test_group_whose_home_is_gone_finds_another_and_one_that_ended_is_forgotten():
     router = Router(slack=4, rows=64)
     router.joined("g", "a")
     assert router.route("g", {"b": 3, "c": 2}) == "c"
