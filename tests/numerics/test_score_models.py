@@ -31,7 +31,7 @@ from corrente.data.types import Episode, Group, Prompt, Sampling, Scores, Turn
 from corrente.errors import ConfigError
 from corrente.score import networks
 from corrente.score.build import open_scorer
-from corrente.score.messages import Judge, Judged, Opinion, Sample
+from corrente.score.messages import JudgeSamples, Opinion, Sample
 from corrente.score.teacher import TeacherSource, scored_contexts
 from corrente.trl import bring
 
@@ -86,9 +86,7 @@ def write(folder: Path, kind: Any, *, labels: int = 1, chat: bool = False, **cha
 
 
 def ask(respond: networks.Respond, *samples: Sample, top: int = 0) -> list[Opinion]:
-    answer = respond(Judge(samples=list(samples), top=top))
-    assert isinstance(answer, Judged)
-    return answer.opinions
+    return respond(JudgeSamples(samples=list(samples), top=top))
 
 
 def ids(text: str) -> list[int]:
