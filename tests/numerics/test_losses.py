@@ -12,7 +12,8 @@ from corrente.algo import aggregate, checks, clip
 from corrente.algo.kl import k3
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.ratio import log_ratio
-from corrente.config import Algo, RunConfig, Staleness
+from corrente.config import Algo, DapoObjective, RunConfig, Staleness
+from corrente.config.load import parse_config
 from corrente.data.types import Batch, Row, Sampling
 from corrente.errors import ConfigError
 from corrente.learner import head
@@ -71,7 +72,7 @@ def test_no_dual_clip_without_delta():
 
 
 def test_equal_epsilons_when_high_is_not_given():
-    loss, _ = _loss(_objective(Algo(epsilon=0.1, epsilon_high=None)), _f(1.5), _f(1.0))
+    loss, _ = _loss(_objective(Algo(objective=DapoObjective(epsilon=0.1, epsilon_high=None))), _f(1.5), _f(1.0))
     assert loss.total.item() == pytest.approx(-1.1)
 
 
@@ -139,7 +140,9 @@ def test_no_gradient_flows_through_recorded_logprobs():
 
 
 def test_huge_ratios_stay_finite():
-    loss, gradient = _loss(_objective(Algo(delta=None)), _f(1e300, 1e300, 1e-300), _f(1.0, -1.0, 1.0))
+    loss, gradient = _loss(
+        _objective(Algo(objective=DapoObjective(delta=None))), _f(1e300, 1e300, 1e-300), _f(1.0, -1.0, 1.0)
+    )
     assert torch.isfinite(loss.total)
     assert torch.isfinite(gradient).all()
 
@@ -219,7 +222,7 @@ def test_denominators_are_those_of_the_whole_step(loss, want):
         versions=np.zeros(4, np.int32),
         advantages=np.ones(4, np.float32),
     )
-    objective = PolicyObjective(RunConfig(algo=Algo(loss=loss), sampling=Sampling(max_tokens=16)))
+    objective = PolicyObjective(parse_config({"algo": {"objective": {"kind": loss}}, "sampling": {"max_tokens": 16}}))
     weights = objective.row_weights(Batch(step=0, version=0, rows=(row,), sequences=4, tokens=20))
     assert weights.tolist() == [pytest.approx(want)]
 
@@ -298,7 +301,7 @@ def test_head_is_exact_where_half_precision_would_not_be():
     ("config", "key"),
     [
         (RunConfig(sampling=Sampling(temperature=0)), "sampling.temperature = 0"),
-        (RunConfig(algo=Algo(delta=1.2, epsilon_high=0.28)), "algo.delta = 1.2"),
+        (RunConfig(algo=Algo(objective=DapoObjective(delta=1.2))), "algo.objective.delta = 1.2"),
     ],
 )
 def test_check_refuses_naming_the_key(config, key):

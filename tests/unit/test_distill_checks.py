@@ -38,7 +38,7 @@ def parse(*scorers: dict[str, Any], functions: tuple[str, ...] = ("exact_line",)
         parse(SERVER),
         parse(SERVER, distill={}, sampling={"temperature": 0.7}),
         parse({**TEACHER, "top": 0}, distill={"loss": "advantage", "weight": 0.1}),
-        parse(TEACHER, distill={"loss": "k2"}, algo={"loss": "reinforce"}),
+        parse(TEACHER, distill={"loss": "k2"}, algo={"objective": {"kind": "reinforce"}}),
         parse(TEACHER, distill={}, sampling={"top_k": 5}),
         parse_config({}),
     ],
@@ -57,7 +57,10 @@ def test_what_can_work_is_accepted(config: RunConfig):
             parse(TEACHER, distill={"loss": "k3", "beta": 0.1}),
             'distill.beta = 0.1: distill.loss = "k3" does not use it',
         ),
-        (parse(TEACHER, distill={"loss": "k3"}, algo={"loss": "reinforce"}), 'and algo.loss = "reinforce" has none'),
+        (
+            parse(TEACHER, distill={"loss": "k3"}, algo={"objective": {"kind": "reinforce"}}),
+            'algo.objective.kind = "reinforce" has none',
+        ),
         (
             parse(TEACHER, functions=(), distill={"loss": "jsd", "reward_weight": 1.0}),
             "distill.reward_weight = 1: nothing gives a reward",

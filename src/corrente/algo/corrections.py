@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from corrente.algo import importance, reject
+from corrente.algo.kinds import Aggregation
 from corrente.algo.rows import TrainingRows
-from corrente.algo.traits import Aggregation
 from corrente.config import Staleness
 
 

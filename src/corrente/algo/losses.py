@@ -2,7 +2,7 @@
 
     loss = sum_k a_k * (-w_k * J_k + beta * kl_k) - entropy_coef * mean_k H_k + what teachers add (distill.py)
 
-a: aggregate.py. w: corrections.py; 0 where a token is left out. J: objectives.py, of a ratio by ratio.py. kl: kl.py.
+a: aggregate.py. w: corrections.py; 0 where a token is left out. J: the function of kinds.py, of a ratio by ratio.py. kl: kl.py.
 H: entropy.py.
 Shapes: K trained tokens, flat; R rows. Masked tokens are not among the K, so what is stored in them (NaN, inf) cannot matter.
 """
@@ -10,36 +10,38 @@ Shapes: K trained tokens, flat; R rows. Masked tokens are not among the K, so wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corrente.algo import aggregate, corrections, distill, entropy, ratio
+from corrente.algo import aggregate, bind, corrections, distill, entropy, ratio
 from corrente.algo.base import Constants, Loss, TeacherBatch, Trained
+from corrente.algo.kinds import Aggregation, aggregation_of, is_effective, proximal_of, ratio_level
 from corrente.algo.kl import ESTIMATORS
-from corrente.algo.objectives import OBJECTIVES
-from corrente.algo.policy import PolicyInputs, PolicyTerm
+from corrente.algo.policy import PolicyInputs, PolicyTerm, as_term
 from corrente.algo.rows import TrainingRows
-from corrente.algo.traits import TRAITS, Aggregation, proximal_of
 from corrente.config import RunConfig
 from corrente.data.types import Batch
 
 
 class PolicyObjective:
-    """The objective named by ``algo`` and ``staleness``."""
+    """The objective that ``algo``, ``staleness`` and ``distill`` ask for. Raises ConfigError for an objective of the user's
+    that is not there."""
 
     def __init__(self, config: RunConfig) -> None:
-        algo, trait = config.algo, TRAITS[config.algo.loss]
+        algo = config.algo
         self._algo = algo
         self._distill = config.distill
         self._staleness = config.staleness
         self._max_tokens = config.sampling.max_tokens
-        self._policy = OBJECTIVES[algo.loss]
+        self._policy = bind.objective(algo)
         self._kl = ESTIMATORS[algo.kl]
-        self._aggregation: Aggregation = trait.aggregation if algo.aggregation == "auto" else algo.aggregation
-        self._effective = trait.effective or algo.denominator == "effective"
+        self._aggregation: Aggregation = aggregation_of(algo)
+        self._effective = is_effective(algo)
+        self._level = ratio_level(algo)
         self._proximal = proximal_of(config)
         self.needs_reference = algo.beta > 0
         self.needs_survey = (
@@ -69,6 +71,7 @@ class PolicyObjective:
 
     def survey(self, parts: Sequence[Trained]) -> list[Constants]:
         """What the whole step settles; see corrections.py and entropy.py."""
+        parts = [_bounded(part) for part in parts]
         rows = [TrainingRows(part.row_K, like=part.logprobs_K) for part in parts]
         taught = [distill.advantages(part, self._distill, before_K=part.logprobs_K) for part in parts]
         found = [self._correction(part, of) for part, of in zip(taught, rows, strict=True)]
@@ -124,19 +127,25 @@ class PolicyObjective:
             reference_K=None if reference_K is None else reference_K.detach(),
             guides=guides,
         )
-        before_K = logprobs_K if constants is None else constants.proximal_K
+        part = _bounded(part)
+        before_K = part.logprobs_K if constants is None else constants.proximal_K
         part = distill.advantages(part, self._distill, before_K=before_K)
-        rows = TrainingRows(row_K, like=logprobs_K)
+        rows = TrainingRows(row_K, like=part.logprobs_K)
         fixed = constants or self._alone(part, rows, trained or len(logprobs_K))
         proximal_K = self._proximal_of(part, constants)
-        seen = PolicyInputs(
-            logprobs_K=logprobs_K, proximal_K=proximal_K, advantages_K=self._advantages(part, fixed, rows), rows=rows
+        log_ratio_K = ratio.log_ratio(part.logprobs_K, proximal_K)
+        inputs = PolicyInputs(
+            # a row that was left out is far from p: at p instead, nothing computed of it can overflow, and 0 * inf is NaN
+            logprobs_K=torch.where(fixed.whole_K, proximal_K.detach(), part.logprobs_K),
+            proximal_K=proximal_K,
+            advantages_K=self._advantages(part, fixed, rows),
+            rows=rows,
         )
-        value = self._policy(seen, self._algo)
+        value = as_term(self._policy(inputs), tokens=len(logprobs_K))
         gain_K = torch.where(fixed.kept_K & fixed.chosen_K, fixed.weight_K * value.value_K, 0.0)
         total = -(weights_K * fixed.scale_K * gain_K).sum()
-        total = total + self._taught(part, seen, fixed) + self._penalty(part, seen) - self._bonus(part, fixed)
-        return _loss(total, value, fixed)
+        total = total + self._taught(part, log_ratio_K, fixed) + self._penalty(part, log_ratio_K, rows)
+        return _loss(total - self._bonus(part, fixed), value, fixed)
 
     def _alone(self, part: Trained, rows: TrainingRows, trained: int) -> Constants:
         """Where nothing depends on the rest of the step."""
@@ -179,25 +188,35 @@ class PolicyObjective:
         penalty_K = self._kl(fixed.proximal_K, part.reference_K)
         return part.advantages_K - self._algo.beta * rows.to_go(penalty_K)
 
-    def _taught(self, part: Trained, seen: PolicyInputs, fixed: Constants) -> Tensor | float:
-        taught_K = distill.losses(part, self._distill, log_ratio_K=seen.log_ratio_K)
+    def _taught(self, part: Trained, log_ratio_K: Tensor, fixed: Constants) -> Tensor | float:
+        taught_K = distill.losses(part, self._distill, log_ratio_K=log_ratio_K)
         if taught_K is None:
             return 0.0
         taught_K = torch.where(fixed.kept_K, fixed.weight_K * taught_K, 0.0)
         return (part.weights_K * fixed.scale_K * taught_K).sum()
 
-    def _penalty(self, part: Trained, seen: PolicyInputs) -> Tensor | float:
+    def _penalty(self, part: Trained, log_ratio_K: Tensor, rows: TrainingRows) -> Tensor | float:
         if part.reference_K is None or self._algo.kl_in == "reward":
             return 0.0
         kl_K = self._kl(part.logprobs_K, part.reference_K)
         if self._algo.use_bias_correction_kl:
-            kl_K = kl_K * torch.exp(seen.log_ratio_at(self._algo.importance_sampling_level))
+            kl_K = kl_K * torch.exp(rows.mean(log_ratio_K) if self._level == "sequence" else log_ratio_K)
         return self._algo.beta * (part.weights_K * kl_K).sum()
 
     def _bonus(self, part: Trained, fixed: Constants) -> Tensor | float:
         if part.entropy_K is None or self._algo.entropy_coef == 0:
             return 0.0
         return self._algo.entropy_coef * (fixed.bonus_K * part.entropy_K).sum()
+
+
+def _bounded(part: Trained) -> Trained:
+    """The same tokens with log-probs that no objective can overflow on (ratio.py)."""
+    return replace(
+        part,
+        logprobs_K=ratio.bounded(part.logprobs_K),
+        behaviour_K=ratio.bounded(part.behaviour_K),
+        reference_K=None if part.reference_K is None else ratio.bounded(part.reference_K),
+    )
 
 
 def _loss(total: Tensor, value: PolicyTerm, fixed: Constants) -> Loss:
