@@ -6,6 +6,7 @@ The plain versions take the log-probs twice: as what moves, and as what was froz
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from corrente.algo import bind
+from corrente.algo.base import Trained
 from corrente.algo.kinds import ADVANTAGES, OBJECTIVES
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.policy import PolicyInputs, PolicyTerm, as_term
@@ -24,6 +26,7 @@ from corrente.algo.rows import TrainingRows
 from corrente.common.imports import load_object
 from corrente.config import RunConfig, UserKind, schema
 from corrente.config.load import parse_config
+from corrente.testing.objective_suite import CORRECTIONS
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "gspo": {"epsilon": 0.05, "epsilon_high": 0.06},
@@ -317,6 +320,42 @@ def test_far_off_tokens_stay_finite(name: str):
     value = _term(_config(name), _inputs(data, logprobs)).value_K
     assert torch.isfinite(value).all()
     assert torch.isfinite(torch.autograd.grad(value.sum(), logprobs)[0]).all()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_logprobs_of_tokens_that_cannot_be_leave_the_loss_finite(name: str):
+    """Engines record -3e38, or -inf, for a token that a mask forbids. Its square overflows float32, and times a weight of 0 is NaN:
+    whether it is left out or not, loss and gradient are finite, and what was left out has no gradient."""
+    cases = [(correction, {}) for correction in CORRECTIONS]
+    cases += [(CORRECTIONS[1], more) for more in ({"beta": 0.1}, {"beta": 0.1, "kl_in": "reward"})]
+    for correction, more in cases:
+        objective = PolicyObjective(_config(name, algo=more, staleness=correction))
+        for least, of_policy, advantage in itertools.product((-3e38, -math.inf), (True, False), (1.0, -1.0)):
+            loss, gradient = _loss_of_extremes(objective, least, of_policy=of_policy, advantage=advantage)
+            assert torch.isfinite(loss.total), (correction, more, least)
+            assert torch.isfinite(gradient).all(), (correction, more, least)
+            assert more or not gradient[loss.whole_K].any()
+
+
+def _loss_of_extremes(objective: PolicyObjective, least: float, *, of_policy: bool, advantage: float):
+    """Loss and gradient in float32 where two rows hold a token of log-prob ``least``, of the policy or of the record."""
+    count = sum(LENGTHS)
+    usual, extreme = torch.full((count,), -1.0), torch.full((count,), -1.0)
+    extreme[[1, 5]] = least
+    logprobs = (extreme if of_policy else usual).clone().requires_grad_()
+    known: dict[str, Any] = {
+        "behaviour_K": usual if of_policy else extreme,
+        "advantages_K": torch.full((count,), advantage),
+        "weights_K": torch.full((count,), 1 / count),
+        "row_K": _random()["row"],
+        "reference_K": usual if objective.needs_reference else None,
+    }
+    constants = None
+    if objective.needs_survey:
+        (constants,) = objective.survey([Trained(logprobs_K=logprobs.detach(), **known)])
+    loss = objective(logprobs, **known, constants=constants)
+    (gradient,) = torch.autograd.grad(loss.total, logprobs)
+    return loss, gradient
 
 
 # ---- by hand ------------------------------------------------------------------------------------------------------------------

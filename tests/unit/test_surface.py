@@ -37,7 +37,8 @@ PUBLIC = {
     "env.environment": "Environment Observation",
     "trl": "AsyncGRPOConfig AsyncGRPOTrainer GRPOConfig GRPOTrainer",
     "testing": "ContractError EngineCase LearnerCase Simulation SyncCase World check_buffer check_engine check_env "
-    "check_inflight check_learner check_prompts check_scorer check_sink check_staleness check_sync run_virtual simulate",
+    "check_estimator check_filter check_inflight check_learner check_objective check_prompts check_scorer check_sink "
+    "check_staleness check_sync run_virtual simulate",
 }
 PROTOCOLS = {
     "prompts.base:Prompts": "describe find next restore state",

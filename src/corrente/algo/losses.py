@@ -21,7 +21,7 @@ from corrente.algo import aggregate, bind, corrections, distill, entropy, ratio
 from corrente.algo.base import Constants, Loss, TeacherBatch, Trained
 from corrente.algo.kinds import Aggregation, aggregation_of, is_effective, proximal_of, ratio_level
 from corrente.algo.kl import ESTIMATORS
-from corrente.algo.policy import PolicyInputs, PolicyTerm, as_term
+from corrente.algo.policy import PolicyFunction, PolicyInputs, PolicyTerm, as_term
 from corrente.algo.rows import TrainingRows
 from corrente.config import RunConfig
 from corrente.data.types import Batch
@@ -31,13 +31,13 @@ class PolicyObjective:
     """The objective that ``algo``, ``staleness`` and ``distill`` ask for. Raises ConfigError for an objective of the user's
     that is not there."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, policy: PolicyFunction | None = None) -> None:
         algo = config.algo
         self._algo = algo
         self._distill = config.distill
         self._staleness = config.staleness
         self._max_tokens = config.sampling.max_tokens
-        self._policy = bind.objective(algo)
+        self._policy = policy or bind.objective(algo)
         self._kl = ESTIMATORS[algo.kl]
         self._aggregation: Aggregation = aggregation_of(algo)
         self._effective = is_effective(algo)
