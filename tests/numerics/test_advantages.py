@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from corrente.algo.advantages import as_rewards, centred, is_flat
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.algo.grpo import normalised
+from corrente.algo.losses import PolicyObjective
 from corrente.algo.rloo import leave_one_out
 from corrente.config import Algo, Filter, GrpoAdvantage, RunConfig
+from corrente.config.load import parse_config
 from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
 from corrente.errors import AlignmentError
 
@@ -214,6 +216,24 @@ def test_old_tokens_are_withheld_and_their_reward_stays_in_the_baseline():
     assert row.loss_mask.tolist() == [False] * 4 + [True, True]
     assert row.advantages.tolist() == [0, 0, 0, 0, 0.5, 0.5]
     assert batch.tokens == 5
+
+
+@pytest.mark.parametrize("kind", ["grpo", "gspo", "gmpo", "sapo"])
+def test_withheld_tokens_lower_the_weight_of_a_mean_over_sequences(kind):
+    """Two completions of four tokens: 1/2 * 1/4 = 0.125 a token. Of one, two tokens are too old: its others stay at 0.125, so that
+    it counts half, and do not become 0.25. Only a denominator of what is trained on makes them that."""
+    mixed = Completion(
+        tokens=_tokens(5, 6, 7, 8),
+        logprobs=np.full(4, -0.5, np.float32),
+        spans=(Span(1, 0, 2), Span(4, 2, 4)),
+        finish_reason="stop",
+    )
+    group = _group(_episode(1, mixed), _episode(0, _completion(5, 6, 7, 8, version=4)))
+    for denominator, want in (("fixed", [0.125, 0.125]), ("effective", [0.25, 0.125])):
+        config = parse_config({"algo": {"objective": {"kind": kind}, "denominator": denominator}})
+        batch = _batch(GroupedAlgorithm(config), group, oldest=3, version=5)
+        assert [int(row.loss_mask.sum()) for row in batch.rows] == [2, 4]
+        assert PolicyObjective(config).row_weights(batch).tolist() == want
 
 
 def test_zero_advantage_rows_are_left_out_but_counted():

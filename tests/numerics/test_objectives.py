@@ -324,8 +324,8 @@ def test_far_off_tokens_stay_finite(name: str):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_logprobs_of_tokens_that_cannot_be_leave_the_loss_finite(name: str):
-    """Engines record -3e38, or -inf, for a token that a mask forbids. Its square overflows float32, and times a weight of 0 is NaN:
-    whether it is left out or not, loss and gradient are finite, and what was left out has no gradient."""
+    """Engines record -3e38, or -inf, for a token that a mask forbids. Its square overflows float32, and times a weight of 0 is
+    NaN: whether it is left out or not, loss and gradient are finite, and what was left out has no gradient."""
     cases = [(correction, {}) for correction in CORRECTIONS]
     cases += [(CORRECTIONS[1], more) for more in ({"beta": 0.1}, {"beta": 0.1, "kl_in": "reward"})]
     for correction, more in cases:

@@ -63,7 +63,11 @@ class PolicyObjective:
                 tokens = int(trained_R.sum()) if self._effective else batch.tokens
                 return aggregate.token_mean(trained_R, tokens=tokens)
             case "sequence":
-                return share_R * aggregate.sequence_mean(trained_R, sequences=sequences)
+                tokens_R = trained_R / np.where(share_R > 0, share_R, 1)
+                if not self._effective:
+                    sampled_R = np.array([row.sequence_tokens for row in batch.rows], np.float64)
+                    tokens_R = np.where(sampled_R > 0, sampled_R, tokens_R)
+                return aggregate.sequence_mean(tokens_R, sequences=sequences)
             case "sequence_sum":
                 return aggregate.sequence_sum(trained_R, sequences=sequences)
             case _:
