@@ -220,8 +220,8 @@ def test_old_tokens_are_withheld_and_their_reward_stays_in_the_baseline():
 
 @pytest.mark.parametrize("kind", ["grpo", "gspo", "gmpo", "sapo"])
 def test_withheld_tokens_lower_the_weight_of_a_mean_over_sequences(kind):
-    """Two completions of four tokens: 1/2 * 1/4 = 0.125 a token. Of one, two tokens are too old: its others stay at 0.125, so that
-    it counts half, and do not become 0.25. Only a denominator of what is trained on makes them that."""
+    """Two completions of four tokens: 1/2 * 1/4 = 0.125 a token. Of one, two tokens are too old: its others stay at 0.125, so
+    that it counts half, and do not become 0.25. Only a denominator of what is trained on makes them that."""
     mixed = Completion(
         tokens=_tokens(5, 6, 7, 8),
         logprobs=np.full(4, -0.5, np.float32),

@@ -1,4 +1,4 @@
-"""What an advantage estimator takes and returns, and what several of them share. numpy, float64 inside.
+"""The inputs and the result of an advantage estimator, and what several of them share. numpy, float64 inside.
 
     estimator(step, *, its keys) -> an array (G,) per group: the advantage of each episode
 
@@ -30,7 +30,7 @@ Rewards = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRewards:
-    """What the episodes of a step earned, group by group.
+    """The rewards of a step's episodes, group by group.
 
     ``rewards``: per group (G,), NaN where an episode has none; length shaping is part of them. ``lengths``: per group (G,),
     sampled tokens. ``scores``: per group (G, S), what each function, model or environment gave, NaN where it did not apply;
@@ -54,7 +54,7 @@ def as_rewards(rewards: Sequence[float | None]) -> Rewards:
 
 
 def is_flat(rewards_G: Rewards, *, tolerance: float) -> bool:
-    """Whether these rewards carry no signal: fewer than two, or all within ``tolerance`` of one another."""
+    """True where these rewards carry no signal: fewer than two, or all within ``tolerance`` of one another."""
     known = rewards_G[~np.isnan(rewards_G)]
     return len(known) < 2 or bool(np.ptp(known) <= tolerance)
 
@@ -73,7 +73,7 @@ def centred(rewards_G: Rewards, *, tolerance: float) -> Floats:
 
 
 def as_advantages(values: Any, step: StepRewards) -> list[Floats]:
-    """What an estimator returned, as an array (G,) per group. Raises AlignmentError where it does not line up with the
+    """The result of an estimator, as an array (G,) per group. Raises AlignmentError where it does not line up with the
     groups, and PipelineError where an advantage is not a finite number."""
     try:
         arrays = [np.asarray(value, np.float32) for value in values]

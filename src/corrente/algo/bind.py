@@ -123,7 +123,7 @@ def _name(annotation: Any) -> str:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a value is of an annotated number, text or flag. Other annotations are not judged."""
+    """True where a value is of the annotated type, if that is a number, text or flag. Other annotations are not judged."""
     hint = _SIMPLE.get(_name(annotation))
     if hint is None:
         return True

@@ -68,7 +68,7 @@ def _of_turn(steps: Sequence[StepScore], turn: int) -> float:
 
 
 def is_scaled(algo: Algo) -> bool:
-    """Whether scores of steps are divided by their standard deviation: unless grpo is told to divide by none."""
+    """True where scores of steps are divided by their standard deviation: unless grpo is told not to divide."""
     return getattr(algo.advantage, "scale_rewards", "group") != "none"
 
 

@@ -25,8 +25,8 @@ GroupFilter = Callable[[Sequence[Episode]], str]
 
 
 def reason(episodes: Sequence[Episode], filter: Filter, *, rules: Mapping[str, GroupFilter] | None = None) -> str:
-    """Why a group of these episodes is filtered; "" when it is not. ``rules``: the user's, by their key in the config. Raises
-    PipelineError where one of them returns no text."""
+    """The reason why a group of these episodes is filtered; "" when it is not. ``rules``: the user's, by their key in the
+    config. Raises PipelineError where one of them returns no text."""
     rate = pass_rate(episodes, at_least=filter.pass_reward)
     if rate is not None and rate < filter.pass_rate_min:
         return "pass rate below filter.pass_rate_min"

@@ -138,8 +138,8 @@ def _row(
 
 
 def _experts(episode: Episode, path: Sequence[TurnSpan], length: int) -> Experts | None:
-    """Where each token of a row was sent when it was read (L, layers, k): as in the pass that sampled what follows it, else as
-    the engine said of the context; None where no turn says anything."""
+    """The experts each token of a row was sent to when it was read (L, layers, k): as in the pass that sampled what follows
+    it, else as the engine said of the context; None where no turn says anything."""
     out: Experts | None = None
     for place in path:
         completion = episode.turns[place.turn].completion

@@ -1,7 +1,8 @@
 """Algorithms without a critic (GRPO and its kin): from scored groups to training rows. numpy only.
 
 What is left out of ``rows``, and why the gradient does not change:
-- episodes without a reward (nor step scores that are asked for), completions withheld by ``algo.mask_truncated``, tokens older
+- episodes without a reward (or without step scores, where these are asked for), completions withheld by
+``algo.mask_truncated``, tokens older
   than ``oldest_trainable``: they are not trained on, by definition; what reward they have stays in the baseline of their group.
 - rows whose advantage is exactly 0 at every token, where nothing but the advantage has a gradient: not with a teacher, a KL, an
   entropy bonus, an objective that trains tokens without advantage, or anything that is averaged over what is trained; nor with
@@ -10,7 +11,7 @@ What is left out of ``rows``, and why the gradient does not change:
 ``Batch.sequences`` and ``Batch.tokens``, the fixed denominators, count every surviving episode and all it sampled, also what is
 left out: withholding a token lowers the weight of the step, it does not raise that of the other tokens.
 
-It does not decide what becomes of a group that teaches nothing; it gives the reason, the pipeline drops or replaces.
+It gives the reason why a group teaches nothing; the pipeline drops or replaces the group.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class GroupedAlgorithm:
         )
 
     def trainable(self, group: Group) -> str:
-        """Why this group cannot be learned from; "" when it can.
+        """The reason why this group cannot be learned from; "" when it can.
 
         Equal rewards are a reason only with ``filter.zero_variance = "replace"``: otherwise such a group is part of its step. Of
-        several agents it is enough that one can learn. Whom a teacher taught learns whatever the rewards are.
+        several agents it is enough that one can learn. An episode with a teacher is learned from whatever the rewards are.
         """
         survivors = _survivors(group)
         taught = any(map(self._taught, survivors))
@@ -111,7 +112,7 @@ class GroupedAlgorithm:
         ]
 
     def _shares(self, groups: Sequence[Sequence[Episode]]) -> list[list[dict[str, NDArray[np.float64]]]]:
-        """Per group and episode, what each of its agents is due; agents of one name are compared with one another."""
+        """Per group and episode, the advantages (T,) of each of its agents; agents of one name are compared with one another."""
         out: list[list[dict[str, NDArray[np.float64]]]] = [[{} for _ in episodes] for episodes in groups]
         for agent in agents.names(episode for episodes in groups for episode in episodes):
             parts = [[agents.part(episode, agent) for episode in episodes] for episodes in groups]

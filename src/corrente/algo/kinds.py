@@ -102,17 +102,17 @@ def advantage_kind(algo: Algo) -> AdvantageKind:
 
 
 def aggregation_of(algo: Algo) -> Aggregation:
-    """How token losses are averaged, ``auto`` resolved."""
+    """The average of token losses, ``auto`` resolved."""
     return objective_kind(algo).aggregation if algo.aggregation == "auto" else algo.aggregation
 
 
 def is_effective(algo: Algo) -> bool:
-    """Whether averages are over what is left after masks and corrections."""
+    """True where averages are over what is left after masks and corrections."""
     return objective_kind(algo).effective or algo.denominator == "effective"
 
 
 def ratio_level(algo: Algo) -> RatioLevel:
-    """Whether the objective's ratio is of each token, or the geometric mean over its sequence."""
+    """The level of the objective's ratio: of each token, or the geometric mean over its sequence."""
     always = "sequence" if isinstance(algo.objective, SequenceClippedObjective) else "token"
     return getattr(algo.objective, "importance_sampling_level", always)
 

@@ -74,7 +74,7 @@ class PolicyObjective:
                 return aggregate.fixed_length(trained_R, sequences=sequences, max_tokens=self._max_tokens)
 
     def survey(self, parts: Sequence[Trained]) -> list[Constants]:
-        """What the whole step settles; see corrections.py and entropy.py."""
+        """Everything that depends on the step as a whole; see corrections.py and entropy.py."""
         parts = [_bounded(part) for part in parts]
         rows = [TrainingRows(part.row_K, like=part.logprobs_K) for part in parts]
         taught = [distill.advantages(part, self._distill, before_K=part.logprobs_K) for part in parts]
@@ -152,7 +152,7 @@ class PolicyObjective:
         return _loss(total - self._bonus(part, fixed), value, fixed)
 
     def _alone(self, part: Trained, rows: TrainingRows, trained: int) -> Constants:
-        """Where nothing depends on the rest of the step."""
+        """The same for one micro-batch, where nothing depends on the rest of the step."""
         correction = self._correction(part, rows)
         ones_K = torch.ones_like(part.logprobs_K)
         return Constants(

@@ -1,4 +1,4 @@
-"""What a policy objective takes and returns. Shapes: K trained tokens, flat, of whole rows.
+"""The inputs and the result of a policy objective. Shapes: K trained tokens, flat, of whole rows.
 
     objective(inputs, *, its keys) -> J (K,), or a PolicyTerm where it counts the tokens whose gradient it cut
 
@@ -68,7 +68,7 @@ def cut(value_K: Tensor, *, low_K: Tensor, high_K: Tensor, other_K: Tensor | Non
 
 
 def as_term(value: Any, *, tokens: int) -> PolicyTerm:
-    """What an objective returned, as a term of ``tokens`` tokens; a tensor alone cut none. Raises AlignmentError for
+    """The result of an objective, as a term of ``tokens`` tokens; a tensor alone cut none. Raises AlignmentError for
     anything that is not one number per token."""
     if isinstance(value, Tensor):
         none_K = torch.zeros_like(value, dtype=torch.bool)

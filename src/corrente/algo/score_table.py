@@ -31,8 +31,9 @@ def score_table(episodes: Sequence[Episode], names: Sequence[str]) -> NDArray[np
 
 
 def score_weights(reward: Reward, names: Sequence[str], of_environment: Container[str]) -> list[float]:
-    """What each score counts in the reward (S,). Those of an environment count 1; the others are in the config's order, and count
-    what it says. A teacher's is always None and counts nothing. Raises AlignmentError where names and weights do not line up."""
+    """The weight of each score in the reward (S,). Those of an environment count 1; the others are in the config's order,
+    and count what it says. A teacher's is always None and counts nothing. Raises AlignmentError where names and weights do
+    not line up."""
     ours = [name for name in names if name not in of_environment]
     if not ours:
         return [1.0 for _ in names]
@@ -45,5 +46,5 @@ def score_weights(reward: Reward, names: Sequence[str], of_environment: Containe
 
 
 def no_score_differs(scores_GS: NDArray[np.float64], *, tolerance: float) -> bool:
-    """Whether no score tells the episodes of a group apart."""
+    """True where no score tells the episodes of a group apart."""
     return all(is_flat(column_G, tolerance=tolerance) for column_G in scores_GS.T)

@@ -1,4 +1,4 @@
-"""What is learned from a sample, as a config says it: objective, advantage, and what they have in common; and from teachers.
+"""Settings of learning: objective, advantage and what they share, and what is learned from teachers.
 
 Every key is explained in docs/reference/algorithms.md; combinations that make no sense are refused by algo/checks.py.
 """

@@ -235,12 +235,12 @@ def _settle_kinds(given: Raw, set_here: Raw) -> None:
 
 
 def _is_users(section: str, kind: str) -> bool:
-    """Whether a kind names a function of the user's, in a section where it may."""
+    """True where a kind names a function of the user's, in a section where it may."""
     return ":" in kind and schema.user_kind(section) is not None
 
 
 def _settle_functions(given: Raw, set_here: Raw) -> None:
-    """Where there are scorers, reward.functions is empty unless it is given."""
+    """Leave reward.functions empty where there are scorers, unless it is given."""
     reward = {**given.get("reward", {}), **set_here.get("reward", {})}
     if reward.get("scorers") and "functions" not in reward:
         given.setdefault("reward", {})["functions"] = []

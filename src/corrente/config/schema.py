@@ -21,7 +21,7 @@ from corrente.config import RunConfig
 from corrente.config.section import UserKind
 
 NONE = "none"
-"""How a TOML file says that an optional key is off (TOML has no null)."""
+"""The value by which a TOML file switches an optional key off (TOML has no null)."""
 
 ELSEWHERE = {
     "algo.delta": "algo.objective.delta",
@@ -180,7 +180,7 @@ def user_kind_of(hint: Any) -> type[UserKind] | None:
 
 
 def optional(hint: Any) -> bool:
-    """Whether the key may be switched off with "none"."""
+    """True where the key may be switched off with "none"."""
     return type(None) in _members(hint)
 
 
@@ -233,7 +233,7 @@ def _built_in(hint: Any) -> tuple[type[msgspec.Struct], ...]:
 
 
 def _is_section(hint: Any) -> bool:
-    """Whether a key is a section: one config class, or several told apart by their kind."""
+    """True where a key is a section: one config class, or several told apart by their kind."""
     return all(isinstance(cls, type) and issubclass(cls, msgspec.Struct) for cls in _members(hint))
 
 

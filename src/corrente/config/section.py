@@ -1,4 +1,4 @@
-"""What the sections of a config have in common: frozen, closed to unknown keys, told apart by ``kind``."""
+"""The base of every section of a config: frozen, closed to unknown keys, told apart by ``kind``."""
 
 from __future__ import annotations
 
