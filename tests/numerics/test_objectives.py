@@ -297,12 +297,14 @@ def test_no_gradient_through_what_is_given(name: str, correct: str):
     reference = (data["proximal"] - 0.1).requires_grad_()
     logprobs = data["logprobs"].clone().requires_grad_()
     loss = objective(
-        logprobs,
-        behaviour_K=given["behaviour_K"],
-        advantages_K=given["advantages_K"].detach(),
-        weights_K=torch.ones_like(logprobs),
-        row_K=data["row"],
-        reference_K=reference,
+        Trained(
+            logprobs_K=logprobs,
+            behaviour_K=given["behaviour_K"],
+            advantages_K=given["advantages_K"].detach(),
+            weights_K=torch.ones_like(logprobs),
+            row_K=data["row"],
+            reference_K=reference,
+        )
     )
     loss.total.backward()
     assert logprobs.grad is not None
@@ -353,7 +355,7 @@ def _loss_of_extremes(objective: PolicyObjective, least: float, *, of_policy: bo
     constants = None
     if objective.needs_survey:
         (constants,) = objective.survey([Trained(logprobs_K=logprobs.detach(), **known)])
-    loss = objective(logprobs, **known, constants=constants)
+    loss = objective(Trained(logprobs_K=logprobs, **known), constants=constants)
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     return loss, gradient
 

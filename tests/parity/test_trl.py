@@ -18,6 +18,7 @@ import torch
 
 from corrente.algo import checks, divergence
 from corrente.algo.advantages import StepRewards
+from corrente.algo.base import Trained
 from corrente.algo.gdpo import gdpo
 from corrente.algo.grpo import grpo
 from corrente.algo.losses import PolicyObjective
@@ -190,7 +191,7 @@ def _ours(name: str) -> tuple[float, np.ndarray, np.ndarray]:
         "reference_K": flat["reference"] if objective.needs_reference else None,
     }
     constants = _surveyed(objective, flat["logprobs"], known) if objective.needs_survey else None
-    loss = objective(flat["logprobs"], **known, constants=constants).total
+    loss = objective(Trained(logprobs_K=flat["logprobs"], **known), constants=constants).total
     gradients = torch.autograd.grad(loss, [flat["logprobs"], flat["entropies"]], allow_unused=True)
     filled = []
     for gradient in gradients:
@@ -202,8 +203,6 @@ def _ours(name: str) -> tuple[float, np.ndarray, np.ndarray]:
 
 
 def _surveyed(objective: PolicyObjective, logprobs: torch.Tensor, known: dict[str, Any]) -> Any:
-    from corrente.algo.base import Trained
-
     with torch.no_grad():
         return objective.survey([Trained(logprobs_K=logprobs, **known)])[0]
 

@@ -11,7 +11,7 @@ import pytest
 from corrente import errors
 
 PUBLIC = {
-    "data.types": "Batch Completion Episode Group Prompt Request Row Sampling Scores Span StepScore TeacherRow TeacherTurn Turn "
+    "data.types": "Batch Completion Episode Group Prompt Request Row Sampling Scores Span StepScore TeacherLogprobs Turn "
     "concat_tokens",
     "controller.parts": "Checkpoints Parts RunResult",
     "controller.plan": "Plan",
@@ -38,7 +38,7 @@ PUBLIC = {
     "trl": "AsyncGRPOConfig AsyncGRPOTrainer GRPOConfig GRPOTrainer",
     "testing": "ContractError EngineCase LearnerCase Simulation SyncCase World check_buffer check_engine check_env "
     "check_estimator check_filter check_inflight check_learner check_objective check_prompts check_scorer check_sink "
-    "check_staleness check_sync run_virtual simulate",
+    "check_staleness check_sync run_virtual samples simulate",
 }
 PROTOCOLS = {
     "prompts.base:Prompts": "describe find next restore state",
@@ -47,7 +47,7 @@ PROTOCOLS = {
     "env.base:Env": "play",
     "env.environment:Environment": "close reset step",
     "score.base:Scorer": "score stats",
-    "score.base:Source": "mark name ready single",
+    "score.base:Source": "name score_episodes single wait_until_ready",
     "algo.base:Algorithm": "batch trainable",
     "learner.base:Learner": "load progress save step",
     "observe.base:Sink": "close event metrics sample span",
@@ -62,6 +62,10 @@ PROTOCOLS = {
     "inflight.base:InflightPolicy": "land one_version",
     "inflight.base:Traffic": "give_up interrupted quiet_groups quiet_requests",
     "adapters.base:Adapters": "assign frozen read tensors write",
+    "algo.base:Objective": "row_weights survey",
+    "backends.base:Backend": "accumulate discard micro_batch optimizer prepare",
+    "backends.base:StepOptimizer": "norm restore state step",
+    "data.step_totals:StepTotals": "all concat merge sum",
 }
 
 

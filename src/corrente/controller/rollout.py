@@ -21,7 +21,7 @@ from corrente.controller.parts import Parts
 from corrente.controller.request_gate import RequestGate
 from corrente.data.types import Completion, Episode, Group, Prompt, Request
 from corrente.engine.base import Engine
-from corrente.env.base import Env, Played, finite
+from corrente.env.base import Env, PlayedEpisode, finite_reward
 from corrente.errors import (
     DeadlineError,
     GenerationError,
@@ -60,7 +60,7 @@ class Player:
 
     async def group(self, ticket: int, admission: Admission, *, seed: int, held: AsyncExitStack) -> Group:
         """Play an episode per transcript, at once. The group has all of them, failed ones included, in order. ``held`` is
-        left when the group is done with what its episodes hold (``Played.release``)."""
+        left when the group is done with what its episodes hold (``PlayedEpisode.release``)."""
         prompt, transcripts = admission.prompt, admission.transcripts
         episodes: list[Episode | None] = [None] * len(transcripts)
 
@@ -93,7 +93,7 @@ class Player:
         clock is one of ``tasks``."""
         blank = Episode(prompt_id=prompt.id, group_id=group, index=index)
         asked = transcript or PartialRollout()
-        played: Played | None = None
+        played: PlayedEpisode | None = None
         failure: BaseException = DeadlineError(f"no result within limits.episode_s = {self._deadline_s} s")
         clock = anyio.CancelScope()
         try:
@@ -209,19 +209,19 @@ def _call(entry: RequestRecord) -> tuple[str, int]:
     return entry.id, entry.written
 
 
-def _with_rewards(played: Played) -> Played:
+def _with_rewards(played: PlayedEpisode) -> PlayedEpisode:
     """With rewards that are numbers. RolloutError where one is none."""
     name = "the environment"
     for step in played.step_scores:
-        finite(step.score, name)
+        finite_reward(step.score, name)
     return msgspec.structs.replace(
         played,
-        rewards={key: None if value is None else finite(value, name) for key, value in played.rewards.items()},
-        agent_rewards={agent: finite(value, name) for agent, value in played.agent_rewards.items()},
+        rewards={key: None if value is None else finite_reward(value, name) for key, value in played.rewards.items()},
+        agent_rewards={agent: finite_reward(value, name) for agent, value in played.agent_rewards.items()},
     )
 
 
-def _episode(blank: Episode, played: Played) -> Episode:
+def _episode(blank: Episode, played: PlayedEpisode) -> Episode:
     return msgspec.structs.replace(
         blank,
         turns=played.turns,

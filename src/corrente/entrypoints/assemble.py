@@ -51,7 +51,7 @@ EVAL_PROMPTS = "corrente.prompts.build:build_eval"
 TOKENIZER = "corrente.prompts.tokenizer:Tokenizer"
 CHAT = "corrente.prompts.chat:ChatTemplate"
 ENV = "corrente.env.build:open_env"
-OWN_TEACHER = "corrente.score.teacher:Borrowed"
+OWN_TEACHER = "corrente.score.teacher:TeacherSlot"
 SCORER = "corrente.score.build:open_scorer"
 SEES_ENVIRONMENTS = "corrente.score.build:sees_environments"
 ALGORITHM = "corrente.algo.grouped:GroupedAlgorithm"
@@ -138,7 +138,7 @@ async def open_parts(
         runtime.open(config, tell=sink.event) as workers,
     ):
         if workers.teacher is not None:
-            own.lend(workers.teacher)
+            own.fill(workers.teacher)
         yield Parts(
             plan=derive_plan(config),
             prompts=prompts,

@@ -123,15 +123,15 @@ def _objective(call: Callable[[PolicyInputs], Any], correction: dict[str, Any]) 
     return PolicyObjective(config, policy=call)
 
 
-def _loss(objective: PolicyObjective, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _loss(objective: PolicyObjective, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of these tokens as one step, its gradient, and the tokens that were left out."""
     logprobs_K = given["logprobs_K"].detach().clone().requires_grad_()
-    known: dict[str, Any] = {name: tensor for name, tensor in given.items() if name != "logprobs_K"}
+    part = Trained(**{**given, "logprobs_K": logprobs_K})
     constants = None
     if objective.needs_survey:
         with torch.no_grad():
-            (constants,) = objective.survey([Trained(logprobs_K=logprobs_K, **known)])
-    loss = objective(logprobs_K, **known, constants=constants)
+            (constants,) = objective.survey([part])
+    loss = objective(part, constants=constants)
     (gradient_K,) = torch.autograd.grad(loss.total, logprobs_K)
     return loss.total.detach(), gradient_K, loss.rejected_K
 
