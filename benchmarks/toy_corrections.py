@@ -39,7 +39,7 @@ from variants import CORE, VARIANTS
 from corrente.algo import checks
 from corrente.algo.advantages import as_rewards
 from corrente.algo.base import Trained
-from corrente.algo.estimators import ESTIMATORS
+from corrente.algo.grpo import normalised
 from corrente.algo.losses import PolicyObjective
 from corrente.config import RunConfig
 from corrente.config.load import parse_config
@@ -179,8 +179,7 @@ def learn(
 ) -> Record:
     """One optimizer step; NaN in "grad_norm" where it was not taken."""
     rewards = [as_rewards(group.tolist()) for group in sampled.rewards.split(GROUP)]
-    lengths = [group.sum(1).numpy() for group in sampled.mask.split(GROUP)]
-    advantages_B = np.concatenate(ESTIMATORS["grpo"](rewards, lengths, "group", 1e-6))
+    advantages_B = np.concatenate([normalised(rewards_G, tolerance=1e-6) for rewards_G in rewards])
     weights_B = torch.from_numpy(objective.row_weights(as_batch(sampled, advantages_B, step=step)))
     mask = sampled.mask
     logprobs, entropy = spoken(model, sampled.tokens)

@@ -21,7 +21,7 @@ PAGE = Path(__file__).with_name("configuration.md")
 INTRO = """\
 # Configuration
 
-Every key, its default and what it may be. This page is generated from `src/corrente/config.py` by
+Every key, its default and what it may be. This page is generated from `src/corrente/config/` by
 `docs/reference/generate.py`.
 
 A config is one TOML file with a section per stage and axis; what is left out has its default. Any key can be set from the
@@ -33,6 +33,7 @@ corrente run examples/arithmetic.toml --dry-run --set run.steps=20 --set buffer.
 
 - A value after `--set` is read as TOML, and taken as plain text where it is not: `--set 'sampling.stop=["\\n"]'`,
   `--set run.name=second`.
+- A section may hold others, such as `[algo.objective]`; `--set algo.objective.kind=sapo` sets a key of one.
 - Sections with a `kind` have the keys of that kind only. Choosing another kind on the command line drops the file's keys
   that it does not have; `buffer.kind` set there also drops a `staleness.max` that it would contradict.
 - An optional key is switched off with `"none"`, for TOML has no null: `delta = "none"`.
@@ -63,6 +64,8 @@ def render() -> str:
         for kind, cls in schema.kinds(section).items():
             mark = " (default)" if kind == default else ""
             parts += [f'\n### `{section}.kind = "{kind}"`{mark}\n', _intro(cls), _table(section, cls)]
+        if users := schema.user_kind(section):
+            parts += [f'\n### `{section}.kind = "path/to/file.py:function"`\n', _intro(users)]
     return "".join(parts)
 
 
@@ -85,6 +88,8 @@ def _table(section: str, cls: type[msgspec.Struct]) -> str:
     rows = ["\n| key | default | allowed | |", "|---|---|---|---|"]
     texts = _docstrings(cls)
     for field in msgspec.structs.fields(cls):
+        if field.name not in schema.fields(cls):  # a section of its own
+            continue
         made = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
         default = "required" if field.required else f"`{schema.show(made)}`"
         allowed = schema.allowed(schema.fields(cls)[field.name])

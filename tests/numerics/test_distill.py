@@ -16,7 +16,7 @@ from corrente import config as c
 from corrente.algo import divergence
 from corrente.algo.base import TeacherBatch, Trained
 from corrente.algo.losses import PolicyObjective
-from corrente.config import Algo, Distill, RunConfig, Staleness
+from corrente.config import Algo, DapoObjective, Distill, RunConfig, Staleness
 from corrente.data.types import Batch, TeacherLogprobs
 from corrente.learner.core import TorchLearner
 from corrente.learner.packing import plan_packs
@@ -28,11 +28,12 @@ def _f(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _objective(loss: str, algo: dict[str, Any] | None = None, *, correct: str = "none", **keys: Any) -> PolicyObjective:
-    algo = {"delta": None, **(algo or {})}
+def _objective(
+    loss: str, clip: dict[str, Any] | None = None, *, correct: str = "none", proximal: str = "auto", **keys: Any
+) -> PolicyObjective:
     return PolicyObjective(
         RunConfig(
-            algo=Algo(**algo),
+            algo=Algo(objective=DapoObjective(**{"delta": None, **(clip or {})}), proximal=proximal),  # pyright: ignore
             distill=Distill(loss=loss, **keys),  # pyright: ignore[reportArgumentType]
             staleness=Staleness(correct=correct),  # pyright: ignore[reportArgumentType]
         )
@@ -179,7 +180,7 @@ def _case(loss: str, *, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, Any]
 @pytest.mark.parametrize("loss", ["k1", "k2", "k3", "jsd"])
 def test_gradient_equals_finite_differences(loss: str):
     at, behaviour, guides = _case(loss)
-    objective = _objective(loss, {"proximal": "behaviour"}, beta=0.3)
+    objective = _objective(loss, proximal="behaviour", beta=0.3)
 
     def total(x: torch.Tensor) -> torch.Tensor:
         return _total(objective, x[:, 0], behaviour, *guides(x[:, 1:]))
@@ -268,11 +269,10 @@ def _taught(batch: Batch, *, vocabulary: int, top: int, teacher: str = "wise", s
     return msgspec.structs.replace(batch, rows=tuple(rows))
 
 
-def _core(path: Path, loss: str, algo: dict[str, Any] | None = None, **learner: Any) -> TorchLearner:
+def _core(path: Path, loss: str, **learner: Any) -> TorchLearner:
     config = RunConfig(
         model=c.Model(path=str(path)),
         learner=c.LearnerConfig(lr=1e-2, **learner),
-        algo=Algo(**(algo or {})),
         distill=Distill(loss=loss, reward_weight=0.5),  # pyright: ignore[reportArgumentType]
         staleness=Staleness(correct="tis"),
     )

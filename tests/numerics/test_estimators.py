@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrente.algo import credit, estimators, gdpo, shaping
-from corrente.algo.advantages import as_rewards
+from corrente.algo import bind, credit, shaping
+from corrente.algo.advantages import StepRewards, as_rewards
 from corrente.algo.grouped import GroupedAlgorithm
-from corrente.config import Algo, Filter, Reward, RunConfig
+from corrente.config import Algo, Filter, GdpoAdvantage, GrpoAdvantage, ReinforcePpAdvantage, Reward, RunConfig, schema
+from corrente.config.load import parse_config
 from corrente.data.types import Episode, Group, Sampling, StepScore
 from corrente.testing import samples
 
@@ -58,48 +60,61 @@ def _advantages(algo: Algo, *groups: Group, **settings) -> list[list[float]]:
     return [row.advantages[row.loss_mask].tolist() for row in batch.rows]
 
 
+def _estimate(kind: str, *rewards: Sequence[float | None], lengths: Any = None, table: Any = None, **keys: Any):
+    """The advantages of groups with these rewards, or of one with this table of scores (and weights)."""
+    groups = [as_rewards(group) for group in rewards]
+    step = StepRewards(
+        rewards=groups if table is None else [np.zeros(len(table[0]))],
+        lengths=[np.array(group) for group in lengths] if lengths else [np.ones(len(g), np.int64) for g in groups],
+        tolerance=TOLERANCE,
+        scores=[] if table is None else [table[0]],
+        weights=[] if table is None else table[1],
+    )
+    return bind.advantage(parse_config({"algo": {"advantage": {"kind": kind, **keys}}}).algo)(step)
+
+
 # ---- formulas -----------------------------------------------------------------------------------------------------------------
 
 
 def test_batch_scale_divides_by_the_spread_of_the_step():
     """1, 0 | 1, 1: centred 1/2, -1/2 | 0, 0. All four: mean 3/4, squared distances 3/4, divided by 3, root 1/2."""
-    got = estimators.batch_grpo([as_rewards([1, 0]), as_rewards([1, 1])], tolerance=TOLERANCE)
+    got = _estimate("grpo", [1, 0], [1, 1], scale_rewards="batch")
     np.testing.assert_allclose(np.concatenate(got), np.array([0.5, -0.5, 0, 0]) / (0.5 + EPS), rtol=1e-6)
 
 
 def test_reinforce_pp_has_no_group_baseline():
     """The group of two successes is above the step's mean of 3/4."""
-    got = estimators.reinforce_pp([as_rewards([1, 0]), as_rewards([1, 1])], tolerance=TOLERANCE)
+    got = _estimate("reinforce_pp", [1, 0], [1, 1])
     np.testing.assert_allclose(np.concatenate(got), np.array([0.25, -0.75, 0.25, 0.25]) / (0.5 + EPS), rtol=1e-6)
 
 
 def test_reinforce_pp_baseline_centres_then_scales():
     """Centred 1/2, -1/2, 0, 0: squares 1/2, divided by 3."""
-    got = estimators.reinforce_pp_baseline([as_rewards([1, 0]), as_rewards([1, 1])], tolerance=TOLERANCE)
+    got = _estimate("reinforce_pp_baseline", [1, 0], [1, 1])
     np.testing.assert_allclose(np.concatenate(got), np.array([0.5, -0.5, 0, 0]) / (math.sqrt(1 / 6) + EPS), rtol=1e-6)
 
 
 def test_maxrl_divides_by_the_mean():
     """1, 0, 0, 0: mean 1/4. A success of a hard prompt weighs 3, its failures 1."""
-    np.testing.assert_allclose(estimators.maxrl(as_rewards([1, 0, 0, 0]), tolerance=TOLERANCE), [3, -1, -1, -1])
+    np.testing.assert_allclose(_estimate("maxrl", [1, 0, 0, 0])[0], [3, -1, -1, -1])
 
 
 def test_maxrl_without_success_teaches_nothing():
-    assert estimators.maxrl(as_rewards([-1, 0, 1]), tolerance=TOLERANCE).tolist() == [0, 0, 0]
+    assert _estimate("maxrl", [-1, 0, 1])[0].tolist() == [0, 0, 0]
 
 
 def test_opo_weighs_the_baseline_by_length():
     """Rewards 1 and 0 of lengths 3 and 1: baseline 3/4."""
-    got = estimators.opo(as_rewards([1, 0, None]), np.array([3, 1, 9]), tolerance=TOLERANCE)
+    (got,) = _estimate("opo", [1, 0, None], lengths=[[3, 1, 9]])
     np.testing.assert_allclose(got, [0.25, -0.75, 0])
-    got = estimators.opo(as_rewards([1, 0]), np.array([0, 0]), tolerance=TOLERANCE)
+    (got,) = _estimate("opo", [1, 0], lengths=[[0, 0]])
     np.testing.assert_allclose(got, [0.5, -0.5])
 
 
 def test_gdpo_tells_apart_what_a_sum_does_not():
     """(1, 0), (0, 1) and (0, 0), the second function on a scale of 100: both ones count alike."""
     table = np.array([[1.0, 0.0], [0.0, 100.0], [0.0, 0.0]])
-    (got,) = gdpo.gdpo([table], weights=[1.0, 1.0], tolerance=TOLERANCE)
+    (got,) = _estimate("gdpo", table=(table, [1.0, 1.0]))
     assert got[0] == pytest.approx(got[1], rel=1e-3)
     assert got.sum() == pytest.approx(0, abs=1e-6)
     first = (2 / 3) / (math.sqrt(1 / 3) + EPS) + (-1 / 3) / (math.sqrt(1 / 3) + EPS)
@@ -110,25 +125,26 @@ def test_gdpo_tells_apart_what_a_sum_does_not():
 
 def test_gdpo_leaves_out_what_does_not_apply():
     table = np.array([[1.0, np.nan], [0.0, np.nan], [np.nan, np.nan]])
-    (got,) = gdpo.gdpo([table], weights=[1.0, 5.0], tolerance=TOLERANCE)
+    (got,) = _estimate("gdpo", table=(table, [1.0, 5.0]))
     assert got[2] == 0
     assert got[0] == -got[1] > 0
 
 
-@pytest.mark.parametrize("name", [*estimators.ESTIMATORS])
+REWARDED = [kind for kind in schema.kinds("algo.advantage") if kind != "gdpo"]
+
+
+@pytest.mark.parametrize("name", REWARDED)
 @given(rewards=st.lists(st.lists(st.floats(0, 100) | st.none(), max_size=6), min_size=1, max_size=3))
 def test_every_estimator_is_finite_and_gives_nothing_for_nothing(name, rewards):
-    groups = [as_rewards(group) for group in rewards]
-    got = estimators.ESTIMATORS[name](groups, [np.ones(len(g), np.int64) for g in groups], "group", TOLERANCE)
+    got = _estimate(name, *rewards)
     for group, advantages in zip(rewards, got, strict=True):
         assert np.isfinite(advantages).all()
         assert all(a == 0 for a, r in zip(advantages, group, strict=True) if r is None)
 
 
-@pytest.mark.parametrize("name", [*estimators.ESTIMATORS])
+@pytest.mark.parametrize("name", REWARDED)
 def test_float_noise_is_not_blown_up(name):
-    noise = [as_rewards([0.5, 0.5 + 1e-7, 0.5])]
-    assert estimators.ESTIMATORS[name](noise, [np.array([1, 2, 3])], "group", TOLERANCE)[0].tolist() == [0, 0, 0]
+    assert _estimate(name, [0.5, 0.5 + 1e-7, 0.5], lengths=[[1, 2, 3]])[0].tolist() == [0, 0, 0]
 
 
 # ---- length ------------------------------------------------------------------------------------------------------------------
@@ -141,7 +157,7 @@ def test_overlong_falls_over_the_last_tokens():
 def test_shaped_rewards_are_in_the_baseline_too():
     """Equal rewards, lengths 10 and 6 of 10: -1 and 0 around their own mean."""
     group = _group(_episode(1.0, 10), _episode(1.0, 6))
-    algo = Algo(overlong_tokens=4, scale_rewards="none")
+    algo = Algo(overlong_tokens=4, advantage=GrpoAdvantage(scale_rewards="none"))
     assert [set(row) for row in _advantages(algo, group)] == [{-0.5}, {0.5}]
     assert _algorithm(algo).trainable(group) == ""
     assert _algorithm(Algo()).trainable(group) == "all rewards equal"
@@ -191,9 +207,9 @@ def test_turns_are_compared_with_the_same_turn_of_the_others():
 def test_credit_adds_to_the_outcome_and_lands_on_the_right_tokens():
     first = _episode(1.0, 2, 1, steps=(StepScore(1, 0, 2, 1.0),))
     second = _episode(0.0, 2, 1, steps=(StepScore(1, 0, 2, 0.0),))
-    got = _advantages(Algo(credit="turn", scale_rewards="none"), _group(first, second))
+    got = _advantages(Algo(credit="turn", advantage=GrpoAdvantage(scale_rewards="none")), _group(first, second))
     assert got == [[1.5, 1.5, 0.5], [-1.5, -1.5, -0.5]]
-    algorithm = _algorithm(Algo(credit="turn", scale_rewards="none"))
+    algorithm = _algorithm(Algo(credit="turn", advantage=GrpoAdvantage(scale_rewards="none")))
     (row, _) = algorithm.batch([_group(first, second)], step=0, version=0, oldest_trainable=[None]).rows
     assert row.tokens.tolist() == [1, 2, 5, 6, 3, 5, 3]
     assert row.advantages.tolist() == [0, 0, 1.5, 1.5, 0, 0.5, 0]
@@ -218,15 +234,15 @@ def test_gdpo_reads_scores_by_name_and_weighs_them():
         _episode(1.0, scores={"a": 0.0, "b": 1.0}),
         _episode(0.0, scores={"a": 0.0, "b": 0.0}),
     )
-    algorithm = _algorithm(Algo(advantage="gdpo"), weights=(1.0, 0.0))
+    algorithm = _algorithm(Algo(advantage=GdpoAdvantage()), weights=(1.0, 0.0))
     got = [a[0][0] for a in [algorithm.advantages([group.episodes])[0]]]
     assert got[0] > 0
     only_a = [values[0] for values in algorithm.advantages([group.episodes])[0]]
     assert only_a[1] == only_a[2] < 0 < only_a[0]
-    assert _algorithm(Algo(advantage="gdpo")).trainable(group) == ""
+    assert _algorithm(Algo(advantage=GdpoAdvantage())).trainable(group) == ""
     same_sum = _group(_episode(1.0, scores={"a": 1.0, "b": 0.0}), _episode(1.0, scores={"a": 0.0, "b": 1.0}))
     assert _algorithm(Algo()).trainable(same_sum) == "all rewards equal"
-    assert _algorithm(Algo(advantage="gdpo")).trainable(same_sum) == ""
+    assert _algorithm(Algo(advantage=GdpoAdvantage())).trainable(same_sum) == ""
 
 
 def test_gdpo_scales_what_an_environment_gave_as_one_more_score_of_weight_one():
@@ -237,13 +253,13 @@ def test_gdpo_scales_what_an_environment_gave_as_one_more_score_of_weight_one():
         msgspec.structs.replace(_episode(1.0, scores={**env, "f": score}), env_rewards=env)
         for env, score in zip(given, table[:, 2].tolist(), strict=True)
     ]
-    (want,) = gdpo.gdpo([table], weights=[1.0, 1.0, 3.0], tolerance=TOLERANCE)
-    got = _algorithm(Algo(advantage="gdpo"), weights=(3.0,)).advantages([episodes])[0]
+    (want,) = _estimate("gdpo", table=(table, [1.0, 1.0, 3.0]))
+    got = _algorithm(Algo(advantage=GdpoAdvantage()), weights=(3.0,)).advantages([episodes])[0]
     assert [values[0] for values in got] == pytest.approx(want.tolist())
 
 
 def test_reinforce_pp_trains_groups_of_one_and_of_equals():
-    algorithm = _algorithm(Algo(advantage="reinforce_pp"))
+    algorithm = _algorithm(Algo(advantage=ReinforcePpAdvantage()))
     assert algorithm.trainable(_group(_episode(1.0))) == ""
     assert algorithm.trainable(_group(_episode(1.0), _episode(1.0))) == ""
     assert algorithm.trainable(_group(_episode(None))) == "no reward"
@@ -256,15 +272,15 @@ def test_reinforce_pp_trains_groups_of_one_and_of_equals():
         ({}, 2),
         ({"beta": 0.1}, 3),
         ({"entropy_coef": 0.1}, 3),
-        ({"loss": "kimi_k15"}, 3),
-        ({"loss": "bnpo"}, 3),
+        ({"objective": {"kind": "kimi_k15"}}, 3),
+        ({"objective": {"kind": "bnpo"}}, 3),
         ({"denominator": "effective"}, 3),
     ],
 )
 def test_rows_without_advantage_stay_where_they_have_a_gradient(algo, rows):
     """1, 0 and the mean of both."""
     group = _group(_episode(1.0), _episode(0.0), _episode(0.5))
-    batch = _algorithm(Algo(**algo)).batch([group], step=0, version=0, oldest_trainable=[None])
+    batch = _algorithm(parse_config({"algo": algo}).algo).batch([group], step=0, version=0, oldest_trainable=[None])
     assert len(batch.rows) == rows
     assert batch.sequences == 3
 
@@ -274,7 +290,7 @@ def test_scores_of_steps_survive_a_withheld_beginning():
     turns = [(1, 2), samples.completion(versions=(0, 0, 3, 3)), (3,)]
     mixed = samples.episode(turns=turns, reward=1.0, step_scores=(StepScore(1, 0, 4, 1.0),))
     group = _group(mixed, _episode(0.0, 4))
-    algorithm = _algorithm(Algo(credit="step", scale_rewards="none"))
+    algorithm = _algorithm(Algo(credit="step", advantage=GrpoAdvantage(scale_rewards="none")))
     row = algorithm.batch([group], step=0, version=4, oldest_trainable=[2]).rows[0]
     assert row.loss_mask.tolist() == [False, False, False, False, True, True, False]
     assert row.advantages.tolist() == [0, 0, 0, 0, 0.5, 0.5, 0]

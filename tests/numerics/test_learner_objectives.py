@@ -12,18 +12,20 @@ import torch
 
 from corrente import config as c
 from corrente.algo import checks
-from corrente.config import Algo, RunConfig, Staleness
+from corrente.config import RunConfig, Staleness
+from corrente.config.load import parse_config
 from corrente.data.types import Batch
 from corrente.learner.core import TorchLearner
 from corrente.learner.packing import plan_packs
 
-OF_LOSS: dict[str, dict[str, Any]] = {
+OF_KIND: dict[str, dict[str, Any]] = {
     "gspo": {"epsilon": 0.05, "epsilon_high": 0.06},
-    "luspo": {"importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.06},
+    "luspo": {"epsilon": 0.05, "epsilon_high": 0.06},
 }
+GRPO: dict[str, Any] = {"objective": {"kind": "grpo"}}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{
-        name: ({"loss": name, **OF_LOSS.get(name, {})}, {})
+        name: ({"objective": {"kind": name, **OF_KIND.get(name, {})}}, {})
         for name in ("gspo", "gmpo", "luspo", "topr", "kimi_k2", "vespo")
     },
     "kl in the reward": ({"beta": 0.3, "kl_in": "reward"}, {}),
@@ -32,15 +34,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "high entropy": ({"top_entropy_quantile": 0.4, "entropy_coef": 0.2}, {}),
     "interpolated": ({"proximal": "interpolate"}, {"correct": "tis"}),
     "sequence mask, token weight": ({}, {"band": "geometric", "band_low": 0.3, "band_high": 3.0, "correct": "tis"}),
-    "masked, effective": ({"loss": "bnpo"}, {"correct": "mis", "correct_cap": 1.3}),
+    "masked, effective": ({"objective": {"kind": "bnpo"}}, {"correct": "mis", "correct_cap": 1.3}),
     "masked, effective, of sequences": (
-        {"loss": "grpo", "denominator": "effective"},
+        {**GRPO, "denominator": "effective"},
         {"correct": "icepop", "correct_cap": 1.3, "correct_floor": 0.6},
     ),
-    "masked, effective, of sums": ({"loss": "topr", "denominator": "effective"}, {"veto": 0.45}),
+    "masked, effective, of sums": ({"objective": {"kind": "topr"}, "denominator": "effective"}, {"veto": 0.45}),
     "normalised": ({}, {"correct": "tis", "normalise": True, "decay": 0.9}),
     "everything": (
-        {"loss": "grpo", "denominator": "effective", "beta": 0.1, "entropy_coef": 0.1, "top_entropy_quantile": 0.8},
+        {**GRPO, "denominator": "effective", "beta": 0.1, "entropy_coef": 0.1, "top_entropy_quantile": 0.8},
         {"veto": 1e-3, "off_policy_mask_threshold": 0.8, "correct": "icepop", "correct_floor": 0.2, "normalise": True},
     ),
 }
@@ -50,7 +52,7 @@ def _config(path: Path, algo: dict[str, Any], staleness: dict[str, Any], **learn
     config = RunConfig(
         model=c.Model(path=str(path)),
         learner=c.LearnerConfig(**({"lr": 1e-2} | learner)),
-        algo=Algo(**algo),
+        algo=parse_config({"algo": algo}).algo,
         staleness=Staleness(**staleness),
     )
     checks.check(config)
@@ -126,7 +128,7 @@ def test_rejected_tokens_are_counted(model_dir, stale):
 
 def test_several_updates_from_one_batch(model_dir, stale):
     """The first is that of a single one; the proximal policy stays that of the beginning, so later ones are clipped."""
-    settings = {"proximal": "recompute", "epsilon": 0.01, "epsilon_high": 0.01}
+    settings = {"proximal": "recompute", "objective": {"epsilon": 0.01, "epsilon_high": 0.01}}
     once, often = (
         TorchLearner(_config(model_dir(), settings | {"num_iterations": n}, {"correct": "tis"}, max_grad_norm=0.0))
         for n in (1, 4)

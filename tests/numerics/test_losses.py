@@ -14,7 +14,8 @@ from corrente.algo.base import Trained
 from corrente.algo.kl import k3
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.ratio import log_ratio
-from corrente.config import Algo, RunConfig, Staleness
+from corrente.config import Algo, DapoObjective, RunConfig, Staleness
+from corrente.config.load import parse_config
 from corrente.data.types import Sampling
 from corrente.errors import ConfigError
 from corrente.learner import head
@@ -76,7 +77,7 @@ def test_no_dual_clip_without_delta():
 
 
 def test_equal_epsilons_when_high_is_not_given():
-    loss, _ = _loss(_objective(Algo(epsilon=0.1, epsilon_high=None)), _f(1.5), _f(1.0))
+    loss, _ = _loss(_objective(Algo(objective=DapoObjective(epsilon=0.1, epsilon_high=None))), _f(1.5), _f(1.0))
     assert loss.total.item() == pytest.approx(-1.1)
 
 
@@ -164,7 +165,9 @@ def test_no_gradient_flows_through_recorded_logprobs():
 
 
 def test_huge_ratios_stay_finite():
-    loss, gradient = _loss(_objective(Algo(delta=None)), _f(1e300, 1e300, 1e-300), _f(1.0, -1.0, 1.0))
+    loss, gradient = _loss(
+        _objective(Algo(objective=DapoObjective(delta=None))), _f(1e300, 1e300, 1e-300), _f(1.0, -1.0, 1.0)
+    )
     assert torch.isfinite(loss.total)
     assert torch.isfinite(gradient).all()
 
@@ -237,7 +240,7 @@ def test_fixed_length_divides_by_the_budget():
 def test_denominators_are_those_of_the_whole_step(loss, want):
     """Four episodes and twenty tokens entered the step; one row of two trained tokens is left of them."""
     row = samples.row(tokens=range(4), prompt_tokens=2)
-    objective = PolicyObjective(RunConfig(algo=Algo(loss=loss), sampling=Sampling(max_tokens=16)))
+    objective = PolicyObjective(parse_config({"algo": {"objective": {"kind": loss}}, "sampling": {"max_tokens": 16}}))
     weights = objective.row_weights(samples.batch(rows=[row], sequences=4, tokens=20))
     assert weights.tolist() == [pytest.approx(want)]
 
@@ -319,7 +322,7 @@ def test_head_is_exact_where_half_precision_would_not_be():
     ("config", "key"),
     [
         (RunConfig(sampling=Sampling(temperature=0)), "sampling.temperature = 0"),
-        (RunConfig(algo=Algo(delta=1.2, epsilon_high=0.28)), "algo.delta = 1.2"),
+        (RunConfig(algo=Algo(objective=DapoObjective(delta=1.2))), "algo.objective.delta = 1.2"),
     ],
 )
 def test_check_refuses_naming_the_key(config, key):

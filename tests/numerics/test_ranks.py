@@ -44,7 +44,13 @@ def test_step_of_several_ranks_equals_that_of_one_process(ranks, model_dir, buil
         RunConfig(
             model=c.Model(path=str(model_dir())),
             learner=c.LearnerConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=0.05, micro_batch_tokens=budget),
-            algo=c.Algo(loss="grpo", denominator="effective", beta=0.1, entropy_coef=0.1, top_entropy_quantile=0.8),
+            algo=c.Algo(
+                objective=c.GrpoObjective(),
+                denominator="effective",
+                beta=0.1,
+                entropy_coef=0.1,
+                top_entropy_quantile=0.8,
+            ),
             staleness=c.Staleness(correct="icepop", correct_cap=3.0, correct_floor=0.2, normalise=True),
         )
         for budget in (10_000, 1)

@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from corrente.algo import checks, divergence, estimators, gdpo
+from corrente.algo import checks, divergence
+from corrente.algo.advantages import StepRewards
 from corrente.algo.base import Trained
+from corrente.algo.gdpo import gdpo
+from corrente.algo.grpo import grpo
 from corrente.algo.losses import PolicyObjective
-from corrente.config import Algo, RunConfig, Staleness
-from corrente.data.types import Batch, Row, Sampling
+from corrente.config.load import parse_config
+from corrente.data.types import Batch, Row
 
 PYTHON = os.environ.get("CORRENTE_TRL_PYTHON", "")
 pytestmark = [
@@ -36,72 +39,92 @@ LOGITS = {
 }
 LENGTHS = (9, 1, 4, 7, 9, 2)
 
+NO_DUAL_CLIP = {"delta": "none"}
+SEQUENCES = {"epsilon": 0.05, "epsilon_high": 0.06, **NO_DUAL_CLIP}
+
+
+def _dapo(**more: Any) -> dict[str, Any]:
+    return {"objective": {"kind": "dapo", **NO_DUAL_CLIP}, **more}
+
+
+def _grpo(**more: Any) -> dict[str, Any]:
+    return {"objective": {"kind": "grpo", **NO_DUAL_CLIP}, **more}
+
+
 # name: (ours: algo, ours: staleness, TRL's settings, what else TRL is given)
 LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     **{
-        name: ({"loss": name, "delta": None}, {}, {"loss_type": name}, "old")
-        for name in ("grpo", "bnpo", "dr_grpo", "dapo", "sapo", "vespo")
+        name: ({"objective": {"kind": name, **NO_DUAL_CLIP}}, {}, {"loss_type": name}, "old")
+        for name in ("grpo", "bnpo", "dr_grpo", "dapo")
     },
-    "two-sided": ({"loss": "grpo", "delta": 1.5}, {}, {"loss_type": "grpo", "delta": 1.5}, "old"),
+    **{name: ({"objective": {"kind": name}}, {}, {"loss_type": name}, "old") for name in ("sapo", "vespo")},
+    "two-sided": (
+        {"objective": {"kind": "grpo", "delta": 1.5}},
+        {},
+        {"loss_type": "grpo", "delta": 1.5},
+        "old",
+    ),
     "asymmetric": (
-        {"loss": "dapo", "epsilon": 0.1, "epsilon_high": 0.4, "delta": None},
+        {"objective": {"kind": "dapo", "epsilon": 0.1, "epsilon_high": 0.4, **NO_DUAL_CLIP}},
         {},
         {"loss_type": "dapo", "epsilon": 0.1, "epsilon_high": 0.4},
         "old",
     ),
     "gspo": (
-        {"loss": "gspo", "epsilon": 3e-2, "epsilon_high": 4e-2, "delta": None},
+        {"objective": {"kind": "gspo", "epsilon": 3e-2, "epsilon_high": 4e-2, **NO_DUAL_CLIP}},
         {},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-2, "epsilon_high": 4e-2},
         "old",
     ),
     "grpo of sequences": (
-        {"loss": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.06, "delta": None},
+        {"objective": {"kind": "grpo", "importance_sampling_level": "sequence", **SEQUENCES}},
         {},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.06},
         "old",
     ),
     "luspo": (
-        {
-            "loss": "luspo",
-            "importance_sampling_level": "sequence",
-            "epsilon": 0.05,
-            "epsilon_high": 0.06,
-            "delta": None,
-        },
+        {"objective": {"kind": "luspo", **SEQUENCES}},
         {},
         {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.06},
         "old",
     ),
-    "cispo": ({"loss": "cispo", "epsilon_high": 1.3}, {}, {"loss_type": "cispo", "epsilon_high": 1.3}, "old"),
-    "kl": ({"loss": "dapo", "beta": 0.2, "delta": None}, {}, {"beta": 0.2, "use_bias_correction_kl": False}, "old"),
+    "cispo": (
+        {"objective": {"kind": "cispo", "epsilon_high": 1.3}},
+        {},
+        {"loss_type": "cispo", "epsilon_high": 1.3},
+        "old",
+    ),
+    "kl": (_dapo(beta=0.2), {}, {"beta": 0.2, "use_bias_correction_kl": False}, "old"),
     "corrected kl": (
-        {"loss": "dapo", "beta": 0.2, "use_bias_correction_kl": True, "delta": None},
+        _dapo(beta=0.2, use_bias_correction_kl=True),
         {},
         {"beta": 0.2, "use_bias_correction_kl": True},
         "old",
     ),
-    "entropy bonus": (
-        {"loss": "grpo", "entropy_coef": 0.3, "delta": None},
+    "corrected kl of sequences": (
+        {"objective": {"kind": "gspo", **SEQUENCES}, "beta": 0.2, "use_bias_correction_kl": True},
         {},
-        {"loss_type": "grpo", "entropy_coef": 0.3},
+        {
+            "loss_type": "grpo",
+            "importance_sampling_level": "sequence",
+            "epsilon": 0.05,
+            "epsilon_high": 0.06,
+            "beta": 0.2,
+            "use_bias_correction_kl": True,
+        },
         "old",
     ),
+    "entropy bonus": (_grpo(entropy_coef=0.3), {}, {"loss_type": "grpo", "entropy_coef": 0.3}, "old"),
     "high entropy": (
-        {"loss": "grpo", "top_entropy_quantile": 0.3, "entropy_coef": 0.3, "delta": None},
+        _grpo(top_entropy_quantile=0.3, entropy_coef=0.3),
         {},
         {"loss_type": "grpo", "top_entropy_quantile": 0.3, "entropy_coef": 0.3},
         "old",
     ),
-    "off-policy mask": (
-        {"loss": "dapo", "delta": None},
-        {"off_policy_mask_threshold": 0.05},
-        {"off_policy_mask_threshold": 0.05},
-        "old",
-    ),
+    "off-policy mask": (_dapo(), {"off_policy_mask_threshold": 0.05}, {"off_policy_mask_threshold": 0.05}, "old"),
     **{
         f"{mode} {level}": (
-            {"loss": "dapo", "delta": None},
+            _dapo(),
             {"correct": ours, "correct_level": level, "correct_cap": 1.4, "correct_floor": floor},
             {"loss_type": "dapo"},
             "weights",
@@ -151,7 +174,7 @@ def _ours(name: str) -> tuple[float, np.ndarray, np.ndarray]:
     algo, staleness, _, _ = LOSSES[name]
     arrays = _arrays()
     mask = arrays["mask"].astype(bool)
-    config = RunConfig(algo=Algo(**algo), staleness=Staleness(**staleness), sampling=Sampling(max_tokens=BUDGET))
+    config = parse_config({"algo": algo, "staleness": staleness, "sampling": {"max_tokens": BUDGET}})
     checks.check(config)
     objective = PolicyObjective(config)
     flat = {key: torch.from_numpy(arrays[key][mask]) for key in ("logprobs", "behaviour", "reference", "entropies")}
@@ -251,9 +274,12 @@ def test_divergence_over_all_tokens_equals_trl(beta: float, theirs: dict[str, An
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_advantages_equal_trl(name: str, theirs: dict[str, Any]):
     groups = [np.array(SCORES[:4]), np.array(SCORES[4:])]
-    if name == "gdpo":
-        got = gdpo.gdpo(groups, weights=WEIGHTS, tolerance=1e-6)
-    else:
-        rewards, lengths = [group @ WEIGHTS for group in groups], [np.ones(4, np.int64)] * 2
-        got = estimators.ESTIMATORS["grpo"](rewards, lengths, name, 1e-6)
+    step = StepRewards(
+        rewards=[group @ WEIGHTS for group in groups],
+        lengths=[np.ones(4, np.int64)] * 2,
+        tolerance=1e-6,
+        scores=groups,
+        weights=WEIGHTS,
+    )
+    got = gdpo(step) if name == "gdpo" else grpo(step, scale_rewards=name)  # pyright: ignore
     np.testing.assert_allclose(np.concatenate(got), theirs[name], atol=1e-6)

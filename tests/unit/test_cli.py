@@ -15,6 +15,7 @@ import pytest
 from corrente import __version__
 from corrente import config as c
 from corrente.cli import eval_command
+from corrente.config import schema
 from corrente.config.load import load_config, parse_config
 from corrente.entrypoints import evaluate, run_folder
 from corrente.errors import ConfigError
@@ -249,7 +250,7 @@ def test_reference_of_the_configuration_is_current():
     spec.loader.exec_module(module)
     current = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert current == module.render(), "run python docs/reference/generate.py"
-    for key in (f"{section}.{name}" for section, cls in _classes() for name in cls.__struct_fields__):
+    for key in (f"{section}.{name}" for section, cls in _classes() for name in schema.fields(cls)):
         rows = {line for line in current.splitlines() if line.startswith(f"| `{key}` |")}
         assert rows, f"{key} is not in the reference"
         assert not any(row.endswith("|  |") for row in rows), f"{key} has no docstring"
@@ -257,6 +258,4 @@ def test_reference_of_the_configuration_is_current():
 
 
 def _classes() -> list[tuple[str, type[msgspec.Struct]]]:
-    from corrente.config import schema
-
     return [(section, cls) for section, classes in schema.sections().items() for cls in classes]

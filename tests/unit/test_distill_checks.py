@@ -32,7 +32,7 @@ def parse(*scorers: dict[str, Any], functions: tuple[str, ...] = ("exact_line",)
 NO_TOP = {**TEACHER, "top": 0}
 WARM = {"temperature": 0.7}
 WITH_REWARDS = {"loss": "jsd", "beta": 0.0, "reward_weight": 1.0}
-REINFORCE = {"loss": "reinforce"}
+REINFORCE = {"objective": {"kind": "reinforce"}}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ REINFORCE = {"loss": "reinforce"}
         (
             parse(TEACHER, distill={"loss": "k2"}, algo=REINFORCE),
             parse(TEACHER, distill={"loss": "k3"}, algo=REINFORCE),
-            'and algo.loss = "reinforce" has none',
+            'algo.objective.kind = "reinforce" has none',
         ),
         (
             parse(TEACHER, distill={}, sampling={"top_k": 5}),

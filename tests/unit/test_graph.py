@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from corrente.algo.graph import paths, rows
 from corrente.algo.losses import PolicyObjective
-from corrente.config import Algo, RunConfig
+from corrente.config import Algo, GrpoObjective, RunConfig
 from corrente.data.routing import Routing
 from corrente.data.support import Support
 from corrente.data.types import TeacherLogprobs, Turn
@@ -62,10 +62,30 @@ def test_rows_of_one_episode_count_as_one_sequence():
     assert [row.share for row in forked] == [0.75, 0.25]
     assert whole.share == 1
     for denominator in ("fixed", "effective"):
-        algo = Algo(loss="grpo", aggregation="sequence", denominator=denominator)
+        algo = Algo(objective=GrpoObjective(), aggregation="sequence", denominator=denominator)
         objective = PolicyObjective(RunConfig(algo=algo))
         batch = samples.batch(rows=(*forked, whole), sequences=2, tokens=8)
         assert objective.row_weights(batch) == pytest.approx([1 / 8] * 3)
+
+
+def test_tokens_too_old_to_train_on_give_their_weight_to_no_other():
+    """Four tokens of one sequence, in rows of three and one; two of the three are too old. Two sequences: 1/8 a token, not 1/4.
+
+    A mean over what is trained on counts this sequence alone, and shares its weight of 1 among the two tokens that are."""
+    first, second = built(
+        given_turn(1),
+        sampled_turn(10, 11, version=1),
+        given_turn(2),
+        sampled_turn(12, version=5),
+        given_turn(1, 12, parent=-1),
+        sampled_turn(13, version=5),
+        oldest=3,
+    )
+    assert (first.loss_mask.sum(), second.loss_mask.sum()) == (1, 1)
+    for denominator, weight in (("fixed", 1 / 8), ("effective", 1 / 2)):
+        algo = Algo(objective=GrpoObjective(), denominator=denominator)
+        batch = samples.batch(rows=(first, second), sequences=2, tokens=8)
+        assert PolicyObjective(RunConfig(algo=algo)).row_weights(batch) == pytest.approx([weight] * 2)
 
 
 def test_turn_on_two_paths_is_trained_on_the_first_alone():

@@ -17,6 +17,7 @@ from tests.refusals import refusal
 from tests.unit.test_cli import write_teacher
 
 from corrente import config as c
+from corrente.common import serialization
 from corrente.config import schema
 from corrente.config.env import Environments
 from corrente.config.load import dump_config, load_config, parse_config
@@ -78,10 +79,11 @@ def test_last_override_of_a_key_wins(tmp_path: Path):
 
 def test_none_switches_an_optional_key_off(tmp_path: Path):
     config = _load(
-        tmp_path, '[algo]\ndelta = "none"\nepsilon_high = "none"\n[staleness]\nreject = 3', "staleness.reject=none"
+        tmp_path,
+        '[algo.objective]\ndelta = "none"\nepsilon_high = "none"\n[staleness]\nreject = 3',
+        "staleness.reject=none",
     )
-    assert config.algo.delta is None
-    assert config.algo.epsilon_high is None
+    assert config.algo.objective == c.DapoObjective(delta=None, epsilon_high=None)
     assert config.staleness.reject is None
 
 
@@ -132,8 +134,8 @@ def test_key_that_looks_like_nothing_lists_what_there_is(tmp_path: Path):
         ("learner.lr=fast", ('learner.lr = "fast"', "a number above 0")),
         ("limits.failure_fraction=1.5", ("limits.failure_fraction = 1.5", "at least 0 and at most 1")),
         ("prompts.held_out=1.0", ("prompts.held_out = 1.0", "above 0 and below 1")),
-        ("algo.loss=ppo", ('algo.loss = "ppo"', '"dapo", "grpo", "bnpo", "dr_grpo"')),
-        ("algo.delta=0.5", ("algo.delta = 0.5", 'a number above 1 or "none"')),
+        ("algo.objective.kind=ppo", ('algo.objective.kind = "ppo"', '"dapo", "grpo", "bnpo", "dr_grpo"')),
+        ("algo.objective.delta=0.5", ("algo.objective.delta = 0.5", 'a number above 1 or "none"')),
         ("staleness.reject=soon", ('staleness.reject = "soon"', 'an integer of at least 0 or "none"')),
         ("reward.functions=exact_line", ('reward.functions = "exact_line"', "a list, each a text")),
         ("learner.betas=[0.9]", ("learner.betas = [0.9]", "a list of 2, each a number")),
@@ -187,6 +189,74 @@ def test_key_of_the_other_kind_on_the_command_line_is_refused(tmp_path: Path):
 
 def test_key_of_the_other_kind_in_a_file_is_refused(tmp_path: Path):
     assert 'prompts.kind = "jsonl"' in _refusal(tmp_path, '[prompts]\npath = "x.jsonl"')
+
+
+def test_section_inside_a_section_has_a_kind_and_keys_of_its_own(tmp_path: Path):
+    text = '[algo]\nbeta = 0.1\n[algo.objective]\nkind = "sapo"\ntemperature_pos = 2\n[algo.advantage]\nscale_rewards = "none"'
+    algo = _load(tmp_path, text).algo
+    assert algo.objective == c.SapoObjective(temperature_pos=2.0)
+    assert (algo.advantage, algo.beta) == (c.GrpoAdvantage(scale_rewards="none"), 0.1)
+    set_here = ["algo.objective.kind=cispo", "algo.objective.epsilon_high=3", "algo.advantage.kind=rloo"]
+    algo = _load(tmp_path, text, *set_here).algo
+    assert (algo.objective, algo.advantage) == (c.CispoObjective(epsilon_high=3.0), c.RlooAdvantage())
+    assert _load(tmp_path, "", 'algo.objective={kind="gspo", delta="none"}').algo.objective == c.GspoObjective(
+        delta=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "parts"),
+    [
+        ('[algo]\nloss = "dapo"', [], ("unknown key algo.loss (config.toml)", "did you mean algo.objective.kind?")),
+        ("", ["algo.epsilon=0.1"], ("unknown key algo.epsilon", "did you mean algo.objective.epsilon?")),
+        ("", ["algo.sapo_temperature_pos=1"], ("did you mean algo.objective.temperature_pos?",)),
+        ("", ["algo.scale_rewards=none"], ("did you mean algo.advantage.scale_rewards?",)),
+        ("", ["algo.objective.epsilonn=1"], ("did you mean algo.objective.epsilon?",)),
+        (
+            '[algo]\nadvantage = "rloo"',
+            [],
+            ("algo.advantage is a section", '[algo.advantage] with a key kind = "rloo"'),
+        ),
+        ("", ["algo.advantage=rloo"], ("algo.advantage is a section", "write --set algo.advantage.kind=rloo")),
+        ('["algo.objective"]\nkind = "sapo"', [], ("unknown key algo.objective.kind",)),
+        (
+            '[algo.objective]\nkind = "sapo"\nepsilon = 0.1',
+            [],
+            ('algo.objective.epsilon (config.toml) is not a key of algo.objective.kind = "sapo"', '"dapo" or "grpo"'),
+        ),
+        ("", ["algo.objective.kind=5"], ('algo.objective.kind = "5"', '"path/to/file.py:function"')),
+        ("", ["buffer.kind=mine.py:ring"], ('buffer.kind = "mine.py:ring"', '"none", "double", "window", "stream"')),
+    ],
+)
+def test_key_of_a_section_inside_a_section_is_refused_by_its_full_name(
+    tmp_path: Path, text: str, overrides: list[str], parts: tuple[str, ...]
+):
+    message = _refusal(tmp_path, text, *overrides)
+    for part in parts:
+        assert part in message
+
+
+def test_functions_of_the_users_stand_for_kinds_with_any_keys(tmp_path: Path):
+    text = """
+        [algo.objective]
+        kind = "mine.py:band"
+        low = 0.5
+        names = ["a", "b"]
+        [[filter.rules]]
+        kind = "mine.py:too_short"
+        tokens = 3
+    """
+    (tmp_path / "mine.py").write_text("")
+    file = tmp_path / "mine.py"
+    config = _load(tmp_path, text, "algo.objective.low=0.25", "algo.advantage.kind=package.module:best")
+    assert config.algo.objective == c.UserObjective(function=f"{file}:band", options={"low": 0.25, "names": ["a", "b"]})
+    assert config.algo.advantage == c.UserAdvantage(function="package.module:best")
+    assert config.filter.rules == (c.UserFilter(function=f"{file}:too_short", options={"tokens": 3}),)
+    assert _load(tmp_path, dump_config(config)) == config
+    assert serialization.decode(serialization.encode(config), c.RunConfig) == config
+    other = _load(tmp_path, text, "algo.objective.kind=dapo")
+    assert other.algo.objective == c.DapoObjective()
+    assert _load(tmp_path, text, "algo.objective.kind=a:b").algo.objective == c.UserObjective(function="a:b")
 
 
 def test_sync_follows_the_runtime_unless_it_is_given(tmp_path: Path):
@@ -243,7 +313,7 @@ def test_dump_loads_to_the_same_config(tmp_path: Path):
         "",
         *(
             "run.steps=6",
-            "algo.delta=none",
+            "algo.objective.delta=none",
             "staleness.reject=2",
             "learner.lr=1e-5",
             'sampling.stop=["\\n", "\\"x\\\\"]',

@@ -22,18 +22,23 @@ PUBLIC = {
     "entrypoints.evaluate": "config_of_checkpoint config_of_model run_evaluation",
     "entrypoints.inputs": "RunInputs",
     "entrypoints.export": "card push stage upload",
-    "config": "Alarm Algo Arithmetic ArithmeticSource Barrier Cancel Chat Checkpoint Collective CudaIpc Dataset Disk Distill "
-    "Double Drain Embedded Environments Eval Filter Full FunctionScorer GivenRows Http Inline Inproc Jsonl "
-    "JsonlSource JudgeScorer LearnerConfig Limits Lora LoraMerged Mixture Model ModelScorer NoBuffer Observe Parquet "
-    "ParquetSource Pool ProcessRewardScorer ProcessScorer Procs ReasoningGym Recompute Resume Reward "
-    "RewardModelScorer EnvRules Run RunConfig Sampling ScorerConfig Seeds SelfTeacherScorer ServedTeacherScorer Shm "
-    "Single SingleTurn OldWeights Staleness Stream Swap TeacherScorer Teaching Tools Vllm VllmNccl Window "
-    "temperature_of",
+    "config": "AdvantageSection Alarm Algo Arithmetic ArithmeticSource Barrier BnpoObjective Cancel Chat Checkpoint "
+    "CispoObjective ClippedObjective Collective CudaIpc DapoObjective Dataset Disk Distill Double DppoKlObjective "
+    "DppoTvObjective Drain DrGrpoObjective DroObjective Embedded Environments EnvRules Eval Filter Full "
+    "FunctionScorer GdpoAdvantage GivenRows GmpoObjective GrpoAdvantage GrpoObjective GspoObjective "
+    "GspoTokenObjective Http Inline Inproc IpoObjective Jsonl JsonlSource JudgeScorer KimiK15Objective "
+    "KimiK2Objective LearnerConfig Limits Lora LoraMerged LuspoObjective MaxrlAdvantage Mixture Model ModelScorer "
+    "NoBuffer ObjectiveSection Observe OldWeights OpoAdvantage Parquet ParquetSource Pool ProcessRewardScorer "
+    "ProcessScorer Procs ReasoningGym Recompute ReinforceObjective ReinforcePpAdvantage "
+    "ReinforcePpBaselineAdvantage Resume Reward RewardModelScorer RlooAdvantage Run RunConfig Sampling "
+    "SapoObjective ScorerConfig Seeds SelfTeacherScorer ServedTeacherScorer Shm Single SingleTurn Staleness "
+    "Stream Swap TeacherScorer Teaching temperature_of Tools ToprObjective UserAdvantage UserFilter UserKind "
+    "UserObjective VespoObjective Vllm VllmNccl Window",
     "env.environment": "Environment Observation",
     "trl": "AsyncGRPOConfig AsyncGRPOTrainer GRPOConfig GRPOTrainer",
     "testing": "ContractError EngineCase LearnerCase Simulation SpawnerCase SyncCase World check_buffer check_engine check_env "
-    "check_inflight check_learner check_prompts check_scorer check_sink check_spawner check_staleness check_sync run_virtual "
-    "samples simulate",
+    "check_estimator check_filter check_inflight check_learner check_objective check_prompts check_scorer check_sink "
+    "check_spawner check_staleness check_sync run_virtual samples simulate",
 }
 PROTOCOLS = {
     "prompts.base:Prompts": "describe find next restore state",

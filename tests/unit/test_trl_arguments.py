@@ -35,8 +35,8 @@ def resolved(args: Any, **facts: Any) -> RunConfig:
 
 
 def value(config: RunConfig, key: str) -> Any:
-    section, _, leaf = key.partition(".")
-    found = getattr(config, section)
+    section, _, leaf = key.rpartition(".")
+    found = schema.find_section(config, section)
     return schema.kind_of(found) if leaf == "kind" else getattr(found, leaf)
 
 
@@ -59,7 +59,7 @@ def test_argument_says_where_it_stands(argument: Argument):
         assert not argument.key
     else:
         assert argument.key
-        section, dot, _ = argument.key.partition(".")
+        section, dot, _ = argument.key.rpartition(".")
         if dot and section in schema.sections():
             assert argument.key in schema.all_keys() or section == "observe", argument.key
 
@@ -112,16 +112,16 @@ def test_config_takes_every_default_explicitly(cls: Any):
         ("chat_template_kwargs", {"enable_thinking": False}, "chat.template_kwargs", {"enable_thinking": False}),
         ("shuffle_dataset", False, "prompts.shuffle", False),
         ("beta", 0.04, "algo.beta", 0.04),
-        ("epsilon", 0.1, "algo.epsilon", 0.1),
-        ("epsilon", 0.1, "algo.epsilon_high", 0.1),
-        ("epsilon_high", 0.28, "algo.epsilon_high", 0.28),
-        ("delta", 1.5, "algo.delta", 1.5),
-        ("delta", None, "algo.delta", None),
-        ("loss_type", "dr_grpo", "algo.loss", "dr_grpo"),
-        ("scale_rewards", True, "algo.scale_rewards", "group"),
-        ("scale_rewards", False, "algo.scale_rewards", "none"),
-        ("scale_rewards", "batch", "algo.scale_rewards", "batch"),
-        ("multi_objective_aggregation", "normalize_then_sum", "algo.advantage", "gdpo"),
+        ("epsilon", 0.1, "algo.objective.epsilon", 0.1),
+        ("epsilon", 0.1, "algo.objective.epsilon_high", 0.1),
+        ("epsilon_high", 0.28, "algo.objective.epsilon_high", 0.28),
+        ("delta", 1.5, "algo.objective.delta", 1.5),
+        ("delta", None, "algo.objective.delta", None),
+        ("loss_type", "dr_grpo", "algo.objective.kind", "dr_grpo"),
+        ("scale_rewards", True, "algo.advantage.scale_rewards", "group"),
+        ("scale_rewards", False, "algo.advantage.scale_rewards", "none"),
+        ("scale_rewards", "batch", "algo.advantage.scale_rewards", "batch"),
+        ("multi_objective_aggregation", "normalize_then_sum", "algo.advantage.kind", "gdpo"),
         ("mask_truncated_completions", True, "algo.mask_truncated", True),
         ("top_entropy_quantile", 0.2, "algo.top_entropy_quantile", 0.2),
         ("entropy_coef", 0.01, "algo.entropy_coef", 0.01),
@@ -400,9 +400,11 @@ def test_dictionaries_of_the_user_are_not_changed():
 
 def test_pass_through_wins_over_what_follows_from_the_arguments():
     config = resolved(
-        AsyncGRPOConfig(max_staleness=4, corrente={"staleness.max": 1, "algo.advantage": "rloo", "buffer.window": 2})
+        AsyncGRPOConfig(
+            max_staleness=4, corrente={"staleness.max": 1, "algo.advantage.kind": "rloo", "buffer.window": 2}
+        )
     )
-    assert (config.staleness.max, config.algo.advantage) == (1, "rloo")
+    assert (config.staleness.max, schema.kind_of(config.algo.advantage)) == (1, "rloo")
     assert isinstance(config.buffer, Window)
     assert config.buffer.window == 2
     stream = resolved(AsyncGRPOConfig(corrente={"buffer.kind": "stream", "staleness.reject": 2}))

@@ -1,9 +1,10 @@
-"""Advantages, losses and corrections: pure functions, one idea per file.
+"""Advantages, objectives and corrections: pure functions, one idea per file.
 
-advantages   what an episode earned beyond its group's baseline (GRPO, Dr. GRPO, RLOO)
-grouped      GroupedAlgorithm: scored groups to training rows
-ratio        current over behaviour policy        clip         the clipped objective, dual clip
-importance   truncated and masked weights         kl           k3
-aggregate    one denominator per optimizer step   losses       PolicyObjective: all of them together
+kinds        the one table of objectives and estimators: section of the config -> function and traits
+bind         from a section to its function, with the section's keys as keyword arguments; the user's functions
+advantages   what an estimator takes and returns      grpo rloo reinforce_pp maxrl opo gdpo
+policy       what an objective takes and returns      clip gspo gmpo cispo sapo vespo topr kimi dppo dro reinforce
+grouped      GroupedAlgorithm: scored groups to training rows      filters shaping credit agents graph score_table
+losses       PolicyObjective: all of them together                 ratio corrections (reject, importance) kl entropy aggregate
 checks       combinations refused before a model is loaded
 """

@@ -1,12 +1,12 @@
-"""Several agents in one episode: each is judged beside those who played its part in the other episodes of the group.
+"""Several agents in one episode: each is compared with those of its name in the other episodes of the group.
 
 An agent is a speaker of sampled turns. It earned what was given to it alone (``Episode.agent_rewards``) and what was given to the
-whole episode. Where the parts differ, so do their chances: who moves first in a game wins more often, and a baseline over both
-would reward the part and not the play. A baseline per part is the idea of role-conditioned advantage estimation (Liu et al. 2025,
+whole episode. Where roles differ, so do their chances: the first to move in a game wins more often, and a baseline over both
+would reward the role and not the play. A baseline per role is the idea of role-conditioned advantage estimation (Liu et al. 2025,
 arXiv:2506.24119), there a moving average, here whatever ``algo.advantage`` makes of the group.
 
-An episode seen by one agent is an episode too (``part``), so lengths, estimators, shaping and credit need to know nothing of
-this. With one agent the part is the episode itself.
+The turns and rewards of one agent are an episode too (``part``), so lengths, estimators, shaping and credit need to know
+nothing of agents. With one agent the part is the episode itself.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ OWN = "its own"
 
 
 def names(episodes: Iterable[Episode]) -> tuple[str, ...]:
-    """Whose turns were sampled, in order of appearance."""
+    """The speakers whose turns were sampled, in order of appearance."""
     return tuple(dict.fromkeys(turn.speaker for e in episodes for turn in e.turns if turn.completion is not None))
 
 
 def part(episode: Episode, agent: str) -> Episode:
-    """The episode as ``agent`` played it: its own turns and their scores, and what it earned. What was given to it alone is one
-    more of the scores the environment gave, called ``OWN``.
+    """The episode with the turns, the scores and the reward of ``agent`` alone. A reward given to it alone is one more of the
+    environment's scores, called ``OWN``.
 
-    Its turns are a list and no longer a graph: what is computed from a part depends on how much was said, not on what was read.
+    Its turns are a list and no longer a graph: what is computed from a part depends on the tokens that were sampled, not on those
+    that were read.
     """
     mine = [at for at, turn in enumerate(episode.turns) if turn.speaker == agent and turn.completion is not None]
     if len(mine) == sum(turn.completion is not None for turn in episode.turns) and not episode.agent_rewards:
@@ -59,7 +60,7 @@ def _earned(episode: Episode, agent: str) -> float | None:
 
 
 def joined(episode: Episode, shares: Shares) -> NDArray[np.float64]:
-    """What the agents of ``shares`` are due, in the order in which their tokens were sampled (T,)."""
+    """The advantages of the agents of ``shares``, in the order in which their tokens were sampled (T,)."""
     left = dict(shares)
     out: list[NDArray[np.float64]] = []
     for turn in episode.turns:

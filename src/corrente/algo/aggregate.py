@@ -1,8 +1,8 @@
-"""How token losses become one number: the weight of a row's token losses in the sum over the whole optimizer step. numpy only.
+"""Averages of token losses: the weight of a row's token losses in the sum over the whole optimizer step. numpy only.
 
-Shapes: R rows. ``sequences`` and ``tokens`` are those of the step (``Batch``), also of episodes whose rows were left out; that is
-the fixed denominator. The effective one counts rows and tokens that are trained instead; what the corrections leave out of
-them is known only when they have been forwarded, see corrections.py.
+Shapes: R rows. ``sequences`` and ``tokens`` are those of the step (``Batch``), also of episodes whose rows were left out, and of
+tokens that are withheld; that is the fixed denominator. The effective one counts rows and tokens that are trained instead; what
+the corrections leave out of them is known only when they have been forwarded, see corrections.py.
 
 Every weight holds a denominator of the whole step, never of a micro-batch. Averaging micro-batch means instead would weigh 100
 tokens at loss 2.0 as much as 900 tokens at loss 0.5 (1.25); the mean over the step's tokens is 0.65.
@@ -21,10 +21,12 @@ def token_mean(trained_R: NDArray[np.int64], *, tokens: int) -> Weights:
     return np.full(len(trained_R), 1 / max(tokens, 1))
 
 
-def sequence_mean(trained_R: NDArray[np.int64], *, sequences: float) -> Weights:
-    """1 / (sequences * trained tokens of the row): every completion counts alike. GRPO, arXiv:2402.03300, equation 3. Times
-    ``Row.share`` where a sequence is in several rows."""
-    return 1 / (max(sequences, 1) * np.maximum(trained_R, 1).astype(np.float64))
+def sequence_mean(tokens_R: NDArray[np.float64], *, sequences: float) -> Weights:
+    """1 / (sequences * tokens of the row's sequence): every completion counts alike. GRPO, arXiv:2402.03300, equation 3.
+
+    ``tokens_R``: sampled tokens, those too old to be trained on included, so that withholding some raises the weight of no other;
+    with an effective denominator, trained ones. They are counted over all rows of the sequence."""
+    return 1 / (max(sequences, 1) * np.maximum(tokens_R, 1))
 
 
 def sequence_sum(trained_R: NDArray[np.int64], *, sequences: float) -> Weights:

@@ -1,20 +1,23 @@
-"""Combinations of algorithm, sampling and filter that cannot work; refused before a model is loaded. No torch."""
+"""Combinations of algorithm, sampling and filter that cannot work; refused before a model is loaded. Imports no torch.
+
+A key that a kind does not have is refused by the loader already; a kind's own numbers are judged here where they depend on
+others.
+"""
 
 from __future__ import annotations
 
-from corrente.algo.traits import TRAITS, proximal_of
-from corrente.config import Algo, RunConfig, Staleness
+from corrente.algo import bind
+from corrente.algo.kinds import aggregation_of, is_effective, objective_kind, proximal_of, ratio_level
+from corrente.config import Algo, ClippedObjective, GdpoAdvantage, MaxrlAdvantage, RunConfig, Staleness, schema
 from corrente.errors import ConfigError
 
-CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo", "gspo", "gspo_token")
-DPPO = ("dppo_tv", "dppo_kl", "ipo")
-SQUARED = ("kimi_k15", "kimi_k2", "dro")
 SEQUENCE_EPSILON_MAX = 0.1
 """A geometric mean over a row stays within a few thousandths of 1; above this a bound on it would never act."""
 
 
 def check(config: RunConfig) -> None:
-    """Raise ConfigError, naming the key, its value and what is allowed."""
+    """Raise ConfigError, naming the key, its value and what is allowed. Functions of the user's are imported."""
+    bind.check(config.algo, config.filter)
     _check_sampling(config)
     _check_clip(config.algo)
     _check_average(config.algo)
@@ -46,78 +49,63 @@ def _check_sampling(config: RunConfig) -> None:
 
 
 def _check_clip(algo: Algo) -> None:
-    high = algo.epsilon if algo.epsilon_high is None else algo.epsilon_high
-    trait = TRAITS[algo.loss]
-    if algo.importance_sampling_level not in trait.levels:
-        raise ConfigError(
-            f'algo.importance_sampling_level = "{algo.importance_sampling_level}": '
-            f'algo.loss = "{algo.loss}" needs "{trait.levels[0]}"'
-        )
-    if algo.loss == "cispo" and high < 1:
-        raise ConfigError(
-            f'algo.epsilon_high = {high:g}: with algo.loss = "cispo" it is the largest weight itself, at least 1 (say 5)'
-        )
-    if algo.loss not in CLIPPED:
+    clip = algo.objective
+    if not isinstance(clip, ClippedObjective):
         return
-    if algo.delta is not None and algo.delta <= 1 + high:
+    high = clip.epsilon if clip.epsilon_high is None else clip.epsilon_high
+    if clip.delta is not None and clip.delta <= 1 + high:
         raise ConfigError(
-            f'algo.delta = {algo.delta}: the dual clip must lie above 1 + algo.epsilon_high = {1 + high:g}, or be "none"'
+            f"algo.objective.delta = {clip.delta}: the dual clip must lie above 1 + algo.objective.epsilon_high = {1 + high:g}, "
+            'or be "none"'
         )
-    of_rows = algo.importance_sampling_level == "sequence" or algo.loss in ("gspo", "gspo_token")
-    for key, value in (("epsilon", algo.epsilon), ("epsilon_high", high)):
-        if of_rows and value > SEQUENCE_EPSILON_MAX:
+    for key, value in (("epsilon", clip.epsilon), ("epsilon_high", high)):
+        if ratio_level(algo) == "sequence" and value > SEQUENCE_EPSILON_MAX:
             raise ConfigError(
-                f"algo.{key} = {value:g}: it bounds the mean ratio of a sequence, which stays near 1; at most "
+                f"algo.objective.{key} = {value:g}: it bounds the mean ratio of a sequence, which stays near 1; at most "
                 f"{SEQUENCE_EPSILON_MAX:g} (GSPO: epsilon 3e-4, epsilon_high 4e-4)"
             )
 
 
 def _check_average(algo: Algo) -> None:
-    trait = TRAITS[algo.loss]
-    aggregation = trait.aggregation if algo.aggregation == "auto" else algo.aggregation
-    if aggregation == "fixed" and (algo.denominator == "effective" or trait.effective):
+    if aggregation_of(algo) == "fixed" and is_effective(algo):
         raise ConfigError(
-            f'algo.denominator = "effective": algo.loss = "{algo.loss}" with algo.aggregation = "{algo.aggregation}" '
-            f'divides by a fixed length; it must be "fixed"'
+            f'algo.denominator = "effective": algo.objective.kind = "{schema.kind_of(algo.objective)}" with algo.aggregation = '
+            f'"{algo.aggregation}" divides by a fixed length; it must be "fixed"'
         )
 
 
 def _check_advantage(config: RunConfig) -> None:
     algo, longest = config.algo, config.sampling.max_tokens
-    if algo.scale_rewards == "batch" and algo.advantage != "grpo":
-        raise ConfigError(
-            f'algo.scale_rewards = "batch": algo.advantage = "{algo.advantage}" scales in its own way; '
-            f'it must be "group" or "none"'
-        )
     if algo.overlong_tokens >= longest:
         raise ConfigError(
             f"algo.overlong_tokens = {algo.overlong_tokens}: it must be below sampling.max_tokens = {longest}"
         )
-    if algo.advantage == "gdpo" and (algo.overlong_tokens or algo.length_penalty):
-        key = "overlong_tokens" if algo.overlong_tokens else "length_penalty"
+    if not (algo.overlong_tokens or algo.length_penalty):
+        return
+    key = "overlong_tokens" if algo.overlong_tokens else "length_penalty"
+    if isinstance(algo.advantage, GdpoAdvantage):
         raise ConfigError(
-            f'algo.{key} = {getattr(algo, key):g}: algo.advantage = "gdpo" is made of the reward functions\' own scores, '
+            f'algo.{key} = {getattr(algo, key):g}: algo.advantage.kind = "gdpo" is made of the reward functions\' own scores, '
             f"not of a sum that could be shaped; it must be 0"
         )
-    if algo.advantage == "maxrl" and (algo.overlong_tokens or algo.length_penalty):
-        key = "overlong_tokens" if algo.overlong_tokens else "length_penalty"
+    if isinstance(algo.advantage, MaxrlAdvantage):
         raise ConfigError(
-            f'algo.{key} = {getattr(algo, key):g}: algo.advantage = "maxrl" divides by the mean reward, which must not be '
+            f'algo.{key} = {getattr(algo, key):g}: algo.advantage.kind = "maxrl" divides by the mean reward, which must not be '
             f"negative; it must be 0"
         )
 
 
 def _check_proximal(config: RunConfig) -> None:
     algo, correct = config.algo, config.staleness.correct
-    ratio = TRAITS[algo.loss].ratio
+    ratio, kind = objective_kind(algo).ratio, schema.kind_of(algo.objective)
     if correct != "none" and ratio and proximal_of(config) == "behaviour":
         raise ConfigError(
-            f'staleness.correct = "{correct}": with algo.proximal = "behaviour" the ratio of algo.loss = "{algo.loss}" '
+            f'staleness.correct = "{correct}": with algo.proximal = "behaviour" the ratio of algo.objective.kind = "{kind}" '
             f'is to the behaviour policy already; set algo.proximal to "recompute" or "interpolate"'
         )
     if not ratio and algo.proximal in ("recompute", "interpolate"):
         raise ConfigError(
-            f'algo.proximal = "{algo.proximal}": algo.loss = "{algo.loss}" has no ratio; it must be "auto" or "behaviour"'
+            f'algo.proximal = "{algo.proximal}": algo.objective.kind = "{kind}" has no ratio; it must be "auto" or "behaviour"'
         )
 
 
@@ -164,24 +152,6 @@ def _check_corrections(staleness: Staleness) -> None:
 def _check_unused(config: RunConfig) -> None:
     """Keys that were changed and would do nothing."""
     algo, staleness = config.algo, config.staleness
-    of_loss = (
-        ("epsilon", (*CLIPPED, "gmpo")),
-        ("epsilon_high", (*CLIPPED, "gmpo", "cispo")),
-        ("tau", SQUARED),
-        ("mask_low", DPPO),
-        ("mask_high", DPPO),
-        ("sapo_temperature_pos", ("sapo",)),
-        ("sapo_temperature_neg", ("sapo",)),
-        ("vespo_k_pos", ("vespo",)),
-        ("vespo_k_neg", ("vespo",)),
-        ("vespo_lambda_pos", ("vespo",)),
-        ("vespo_lambda_neg", ("vespo",)),
-    )
-    for key, losses in of_loss:
-        if getattr(algo, key) != getattr(Algo(), key) and algo.loss not in losses:
-            raise ConfigError(
-                f'algo.{key} = {getattr(algo, key)}: algo.loss = "{algo.loss}" does not use it; it is for {", ".join(losses)}'
-            )
     if algo.overlong_penalty != Algo().overlong_penalty and not algo.overlong_tokens:
         raise ConfigError(
             f"algo.overlong_penalty = {algo.overlong_penalty:g}: set algo.overlong_tokens above 0 as well"

@@ -8,8 +8,8 @@ A token whose ratio has already moved past the bound in the direction its advant
 token with A < 0 and a large ratio has an unbounded loss: stale samples make such tokens common. Degenerate case: at r = 1
 nothing is clipped and the gradient is A * grad log pi (REINFORCE).
 
-With ``algo.importance_sampling_level`` sequence, r is the geometric mean of the row's ratios (ratio.py), one for all its tokens.
-dapo, grpo, bnpo, dr_grpo and luspo are this objective with different averages (traits.py).
+With ``importance_sampling_level`` sequence, r is the geometric mean of the row's ratios (ratio.py), one for all its tokens.
+dapo, grpo, bnpo and dr_grpo are this objective with different averages (kinds.py).
 """
 
 from __future__ import annotations
@@ -17,25 +17,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from corrente.algo.policy import PolicyInputs, PolicyTerm, cut, high_of
-from corrente.config import Algo
+from corrente.algo.policy import PolicyInputs, PolicyTerm, cut
+from corrente.config.objectives import RatioLevel
 
 
-def clip(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """The objective of one micro-batch."""
-    return of_log_ratio(seen.log_ratio_at(algo.importance_sampling_level), seen.advantages_K, algo)
+def clip(
+    inputs: PolicyInputs,
+    *,
+    epsilon: float,
+    epsilon_high: float | None,
+    delta: float | None,
+    importance_sampling_level: RatioLevel,
+) -> PolicyTerm:
+    """J per token, of the ratio of the token, or of its row with level sequence."""
+    log_ratio_K = inputs.log_ratio_at(importance_sampling_level)
+    return clip_log_ratio(log_ratio_K, inputs.advantages_K, epsilon=epsilon, epsilon_high=epsilon_high, delta=delta)
 
 
-def of_log_ratio(log_ratio_K: Tensor, advantages_K: Tensor, algo: Algo) -> PolicyTerm:
-    """The objective for ratios given by their logarithm, differentiable in it."""
-    ratio_K, high = torch.exp(log_ratio_K), high_of(algo)
-    value_K = clipped(ratio_K, advantages_K, epsilon=algo.epsilon, epsilon_high=high, delta=algo.delta)
+def clip_log_ratio(
+    log_ratio_K: Tensor, advantages_K: Tensor, *, epsilon: float, epsilon_high: float | None, delta: float | None
+) -> PolicyTerm:
+    """J per token for ratios given by their logarithm, differentiable in it. ``epsilon_high`` None: ``epsilon``."""
+    ratio_K, high = torch.exp(log_ratio_K), epsilon if epsilon_high is None else epsilon_high
+    value_K = clipped(ratio_K, advantages_K, epsilon=epsilon, epsilon_high=high, delta=delta)
     now_K = ratio_K.detach()
     return cut(
         value_K,
-        low_K=too_low(now_K, advantages_K, epsilon=algo.epsilon),
+        low_K=too_low(now_K, advantages_K, epsilon=epsilon),
         high_K=too_high(now_K, advantages_K, epsilon_high=high),
-        other_K=far_off(now_K, advantages_K, delta=algo.delta),
+        other_K=far_off(now_K, advantages_K, delta=delta),
     )
 
 

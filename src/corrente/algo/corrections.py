@@ -1,4 +1,4 @@
-"""What the loss makes of samples of another policy: a weight per token, and which tokens are left out.
+"""Corrections for samples of another policy: a weight per token, and which tokens are left out.
 
 Rules compose, in this order; each is off unless ``staleness`` asks for it:
 
@@ -10,9 +10,9 @@ Rules compose, in this order; each is off unless ``staleness`` asks for it:
     6. normalise                  weights / their mean over the kept tokens of the whole step
     7. denominator effective      the average is over what is kept of the whole step
 
-1 to 5 need the token's own row, 6 and 7 the whole step: they are settled before the first backward pass, with the batch forwarded
-once more without gradient, so that the gradient does not depend on how the step is cut into micro-batches. Weights and masks
-act on the policy objective, not on the KL nor on the entropy bonus. They are constants in the gradient.
+1 to 5 need the token's own row, 6 and 7 the whole step: they are computed before the first backward pass, with the batch
+forwarded once more without gradient, so that the gradient does not depend on how the step is cut into micro-batches. Weights
+and masks act on the policy objective, not on the KL nor on the entropy bonus. They are constants in the gradient.
 Shapes: K trained tokens, flat.
 """
 
@@ -25,16 +25,16 @@ import torch
 from torch import Tensor
 
 from corrente.algo import importance, reject
+from corrente.algo.kinds import Aggregation
 from corrente.algo.rows import TrainingRows
-from corrente.algo.traits import Aggregation
 from corrente.config import Staleness
 from corrente.data.step_totals import LOCAL_TOTALS, StepTotals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """``weight_K`` is 0 where ``kept_K`` is not set. ``over_K``: tokens whose importance was above their cap. ``whole_K``:
-    tokens left out because their sequence was, by rules 1 to 3."""
+    """Weights of the K tokens, and the tokens that are kept. ``weight_K`` is 0 where ``kept_K`` is not set. ``over_K``:
+    tokens whose importance was above their cap. ``whole_K``: tokens left out because their sequence was, by rules 1 to 3."""
 
     weight_K: Tensor
     kept_K: Tensor
@@ -43,7 +43,7 @@ class Correction:
 
 
 def rejects(settings: Staleness) -> bool:
-    """Whether tokens may be left out."""
+    """True where these settings may leave tokens out."""
     return (
         settings.veto is not None
         or settings.band != "none"

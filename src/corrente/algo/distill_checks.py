@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corrente.algo.traits import TRAITS
-from corrente.config import Distill, Embedded, RunConfig
+from corrente.algo.kinds import objective_kind
+from corrente.config import Distill, Embedded, RunConfig, schema
 from corrente.config import rewards as s
 from corrente.errors import ConfigError
 
@@ -21,10 +21,11 @@ def check(config: RunConfig) -> None:
     _teachers(config)
     _rewards(config)
     _sampling(config)
-    if config.distill.loss in ("k1", "k3") and not TRAITS[config.algo.loss].ratio:
+    if config.distill.loss in ("k1", "k3") and not objective_kind(config.algo).ratio:
+        kind = schema.kind_of(config.algo.objective)
         raise ConfigError(
-            f'distill.loss = "{config.distill.loss}": it is weighed by the ratio of the policy objective, and algo.loss = '
-            f'"{config.algo.loss}" has none; it must be "advantage", "k2" or "jsd" there'
+            f'distill.loss = "{config.distill.loss}": it is weighed by the ratio of the policy objective, and '
+            f'algo.objective.kind = "{kind}" has none; it must be "advantage", "k2" or "jsd" there'
         )
     if config.distill.loss != "jsd" and config.distill.beta != Distill().beta:
         raise ConfigError(

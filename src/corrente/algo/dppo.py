@@ -20,28 +20,27 @@ import torch
 from torch import Tensor
 
 from corrente.algo.policy import PolicyInputs, PolicyTerm, cut
-from corrente.config import Algo
 
 
-def dppo_tv(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Masked by difference of probability, in the direction of the advantage."""
-    rise_K = _rise(seen)
-    good_K, bad_K = seen.advantages_K > 0, seen.advantages_K < 0
-    return _masked(seen, low_K=bad_K & (-rise_K > algo.mask_low), high_K=good_K & (rise_K > algo.mask_high))
+def dppo_tv(inputs: PolicyInputs, *, mask_low: float, mask_high: float) -> PolicyTerm:
+    """J per token (K,): r A, but 0 where the probability moved too far in the direction of the advantage."""
+    rise_K = _rise(inputs)
+    good_K, bad_K = inputs.advantages_K > 0, inputs.advantages_K < 0
+    return _masked(inputs, low_K=bad_K & (-rise_K > mask_low), high_K=good_K & (rise_K > mask_high))
 
 
-def dppo_kl(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Masked by the divergence of two outcomes, in the direction of the advantage."""
-    unclamped_log_ratio_K, log_K = binary_kl(seen.logprobs_K.detach(), seen.proximal_K), seen.log_ratio_K.detach()
-    low_K = (seen.advantages_K < 0) & (log_K < 0) & (unclamped_log_ratio_K > algo.mask_low)
-    high_K = (seen.advantages_K > 0) & (log_K > 0) & (unclamped_log_ratio_K > algo.mask_high)
-    return _masked(seen, low_K=low_K, high_K=high_K)
+def dppo_kl(inputs: PolicyInputs, *, mask_low: float, mask_high: float) -> PolicyTerm:
+    """J per token (K,): r A, but 0 where the divergence of two outcomes is too large in the direction of the advantage."""
+    divergence_K, log_K = binary_kl(inputs.logprobs_K.detach(), inputs.proximal_K), inputs.log_ratio_K.detach()
+    low_K = (inputs.advantages_K < 0) & (log_K < 0) & (divergence_K > mask_low)
+    high_K = (inputs.advantages_K > 0) & (log_K > 0) & (divergence_K > mask_high)
+    return _masked(inputs, low_K=low_K, high_K=high_K)
 
 
-def ipo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Masked by difference of probability, in both directions."""
-    rise_K = _rise(seen)
-    return _masked(seen, low_K=-rise_K > algo.mask_low, high_K=rise_K > algo.mask_high)
+def ipo(inputs: PolicyInputs, *, mask_low: float, mask_high: float) -> PolicyTerm:
+    """J per token (K,): r A, but 0 where the probability moved too far in either direction."""
+    rise_K = _rise(inputs)
+    return _masked(inputs, low_K=-rise_K > mask_low, high_K=rise_K > mask_high)
 
 
 def binary_kl(logprobs_K: Tensor, proximal_K: Tensor) -> Tensor:
@@ -52,11 +51,11 @@ def binary_kl(logprobs_K: Tensor, proximal_K: Tensor) -> Tensor:
     return p_K * (proximal_K - logprobs_K) + rest_K
 
 
-def _rise(seen: PolicyInputs) -> Tensor:
-    return seen.logprobs_K.detach().exp() - seen.proximal_K.exp()
+def _rise(inputs: PolicyInputs) -> Tensor:
+    return inputs.logprobs_K.detach().exp() - inputs.proximal_K.exp()
 
 
-def _masked(seen: PolicyInputs, *, low_K: Tensor, high_K: Tensor) -> PolicyTerm:
-    value_K = torch.exp(seen.log_ratio_K) * seen.advantages_K
+def _masked(inputs: PolicyInputs, *, low_K: Tensor, high_K: Tensor) -> PolicyTerm:
+    value_K = torch.exp(inputs.log_ratio_K) * inputs.advantages_K
     # the mask is on the value and the gradient alike; a product with 0 would let an overflow through as NaN
     return cut(torch.where(low_K | high_K, 0.0, value_K), low_K=low_K, high_K=high_K)

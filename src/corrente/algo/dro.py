@@ -10,10 +10,11 @@ nothing; only its gradient does.
 
 from __future__ import annotations
 
-from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
-from corrente.config import Algo
+from torch import Tensor
+
+from corrente.algo.policy import PolicyInputs
 
 
-def dro(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Reads ``algo.tau``."""
-    return uncut(seen.advantages_K * seen.logprobs_K - algo.tau / 2 * seen.unclamped_log_ratio_K.square())
+def dro(inputs: PolicyInputs, *, tau: float) -> Tensor:
+    """J per token (K,)."""
+    return inputs.advantages_K * inputs.logprobs_K - tau / 2 * inputs.unclamped_log_ratio_K.square()

@@ -16,15 +16,14 @@ import math
 import torch
 
 from corrente.algo import ratio
-from corrente.algo.policy import PolicyInputs, PolicyTerm, cut, high_of
-from corrente.config import Algo
+from corrente.algo.policy import PolicyInputs, PolicyTerm, cut
 
 
-def gmpo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Every token has its row's value."""
-    log_K, good_K = seen.log_ratio_K, seen.advantages_K >= 0
-    least, most = math.log1p(-algo.epsilon), math.log1p(high_of(algo))
+def gmpo(inputs: PolicyInputs, *, epsilon: float, epsilon_high: float | None) -> PolicyTerm:
+    """J per token (K,), its row's value. ``epsilon_high`` None: ``epsilon``."""
+    log_K, good_K = inputs.log_ratio_K, inputs.advantages_K >= 0
+    least, most = math.log1p(-epsilon), math.log1p(epsilon if epsilon_high is None else epsilon_high)
     held_K = torch.where(good_K, log_K.clamp(max=most), log_K.clamp(min=least))
-    value_K = seen.advantages_K * torch.exp(ratio.geometric(held_K, seen.rows))
+    value_K = inputs.advantages_K * torch.exp(ratio.geometric(held_K, inputs.rows))
     now_K = log_K.detach()
     return cut(value_K, low_K=(now_K < least) & ~good_K, high_K=(now_K > most) & good_K)

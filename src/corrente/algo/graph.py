@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from corrente.algo.teacher_logprobs import align_with_row
 from corrente.data.routing import Experts, nowhere
 from corrente.data.support import join_supports
-from corrente.data.types import Completion, Episode, Row, Turn, concat_tokens
+from corrente.data.types import Completion, Episode, Mask, Row, Turn, concat_tokens
 from corrente.errors import AlignmentError
 
 
@@ -71,21 +71,30 @@ def rows(group: int, episode: Episode, *, advantages_T: NDArray[np.float64], old
             at += len(turn.tokens)
     lines = paths(episode.turns)
     made = [_row(group, episode, path, advantages_T, first, oldest) for path in lines]
-    counts = [_trained(episode, path, row) for path, row in zip(lines, made, strict=True)]
-    whole = sum(counts, Counter[str]())
+    trained = [_by_agent(episode, path, row.loss_mask) for path, row in zip(lines, made, strict=True)]
+    sampled = [
+        _by_agent(episode, path, np.ones(len(row.tokens), np.bool_)) for path, row in zip(lines, made, strict=True)
+    ]
+    shares, sampled_shares = _shares(trained), _shares(sampled)
     return [
-        msgspec.structs.replace(row, share=sum(count / whole[agent] for agent, count in of_row.items()))
-        for row, of_row in zip(made, counts, strict=True)
+        msgspec.structs.replace(row, share=share, sequence_tokens=own.total() / sampled_share if sampled_share else 0.0)
+        for row, share, own, sampled_share in zip(made, shares, sampled, sampled_shares, strict=True)
     ]
 
 
-def _trained(episode: Episode, path: Sequence[TurnSpan], row: Row) -> Counter[str]:
-    """Trained tokens of a row by the agent that sampled them, of those that have any."""
+def _by_agent(episode: Episode, path: Sequence[TurnSpan], flags: Mask) -> Counter[str]:
+    """Flagged tokens of a row by the agent that sampled them, of those that have any."""
     counts: Counter[str] = Counter()
     for place in path:
-        if place.own and (count := int(row.loss_mask[place.start : place.stop].sum())):
+        if place.own and (count := int(flags[place.start : place.stop].sum())):
             counts[episode.turns[place.turn].speaker] += count
     return counts
+
+
+def _shares(counts: Sequence[Counter[str]]) -> list[float]:
+    """Per row, the sum over its agents of the part of the agent's tokens, in all rows, that is in it."""
+    whole = sum(counts, Counter[str]())
+    return [sum(count / whole[agent] for agent, count in of_row.items()) for of_row in counts]
 
 
 def _row(
@@ -129,8 +138,8 @@ def _row(
 
 
 def _experts(episode: Episode, path: Sequence[TurnSpan], length: int) -> Experts | None:
-    """Where each token of a row was sent when it was read (L, layers, k): as in the pass that sampled what follows it, else as
-    the engine said of the context; None where no turn says anything."""
+    """The experts each token of a row was sent to when it was read (L, layers, k): as in the pass that sampled what follows
+    it, else as the engine said of the context; None where no turn says anything."""
     out: Experts | None = None
     for place in path:
         completion = episode.turns[place.turn].completion

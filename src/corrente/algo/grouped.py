@@ -1,7 +1,8 @@
 """Algorithms without a critic (GRPO and its kin): from scored groups to training rows. numpy only.
 
 What is left out of ``rows``, and why the gradient does not change:
-- episodes without a reward (nor step scores that are asked for), completions withheld by ``algo.mask_truncated``, tokens older
+- episodes without a reward (or without step scores, where these are asked for), completions withheld by
+``algo.mask_truncated``, tokens older
   than ``oldest_trainable``: they are not trained on, by definition; what reward they have stays in the baseline of their group.
 - rows whose advantage is exactly 0 at every token, where nothing but the advantage has a gradient: not with a teacher, a KL, an
   entropy bonus, an objective that trains tokens without advantage, or anything that is averaged over what is trained; nor with
@@ -10,31 +11,26 @@ What is left out of ``rows``, and why the gradient does not change:
 ``Batch.sequences`` and ``Batch.tokens``, the fixed denominators, count every surviving episode and all it sampled, also what is
 left out: withholding a token lowers the weight of the step, it does not raise that of the other tokens.
 
-It does not decide what becomes of a group that teaches nothing; it gives the reason, the pipeline drops or replaces.
+It gives the reason why a group teaches nothing; the pipeline drops or replaces the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.algo import agents, credit, filters, gdpo, graph, shaping
-from corrente.algo.advantages import as_rewards, is_flat
-from corrente.algo.estimators import ESTIMATORS
-from corrente.algo.traits import TRAITS
-from corrente.config import Reward, RunConfig
-from corrente.config.rewards import Teaching
+from corrente.algo import agents, bind, credit, filters, graph, shaping
+from corrente.algo.advantages import StepRewards, as_advantages, as_rewards, is_flat
+from corrente.algo.kinds import advantage_kind, is_effective, objective_kind
+from corrente.algo.score_table import no_score_differs, score_names, score_table, score_weights
+from corrente.config import GdpoAdvantage, RunConfig
 from corrente.data.types import Batch, Episode, Floats, Group, Row
-from corrente.errors import AlignmentError
-
-WITHOUT_GROUP = ("reinforce_pp",)
-"""Estimators that compare an episode with the whole step: a group of one, or of equal rewards, teaches as any other."""
 
 
 class GroupedAlgorithm:
-    """Implements ``algo.base.Algorithm``."""
+    """Implements ``algo.base.Algorithm``. Raises ConfigError for an estimator or filter of the user's that is not there."""
 
     def __init__(self, config: RunConfig) -> None:
         algo = config.algo
@@ -42,26 +38,28 @@ class GroupedAlgorithm:
         self._filter = config.filter
         self._reward = config.reward
         self._longest = config.sampling.max_tokens
-        self._stands_alone = algo.advantage in WITHOUT_GROUP
+        self._rules = bind.filters(config.filter)
+        self._estimator = bind.advantage(algo)
+        self._reads_scores = advantage_kind(algo).reads == "scores"
+        self._by_score = isinstance(algo.advantage, GdpoAdvantage)
+        self._stands_alone = advantage_kind(algo).baseline == "step"
         self._distills = config.distill.loss != "none"
         self._rewarded = not self._distills or config.distill.reward_weight > 0
-        trait = TRAITS[algo.loss]
         self._keep_zero = (
             algo.beta > 0
             or algo.entropy_coef > 0
             or algo.top_entropy_quantile < 1
-            or algo.denominator == "effective"
-            or trait.effective
-            or trait.trains_zero_advantage
+            or is_effective(algo)
+            or objective_kind(algo).trains_zero_advantage
             or config.staleness.normalise
             or config.filter.zero_variance == "keep"
         )
 
     def trainable(self, group: Group) -> str:
-        """Why this group cannot be learned from; "" when it can.
+        """The reason why this group cannot be learned from; "" when it can.
 
         Equal rewards are a reason only with ``filter.zero_variance = "replace"``: otherwise such a group is part of its step. Of
-        several agents it is enough that one can learn. Whom a teacher taught learns whatever the rewards are.
+        several agents it is enough that one can learn. An episode with a teacher is learned from whatever the rewards are.
         """
         survivors = _survivors(group)
         taught = any(map(self._taught, survivors))
@@ -76,7 +74,7 @@ class GroupedAlgorithm:
             return "one reward" if known else "no reward"
         if not any(self._trained(episode) and episode.sampled_tokens for part in parts for episode in part):
             return "nothing sampled that may be trained on"
-        if unwanted := filters.reason(survivors, self._filter):
+        if unwanted := filters.reason(survivors, self._filter, rules=self._rules):
             return unwanted
         alone = self._stands_alone or taught
         if self._filter.zero_variance == "replace" and not alone and all(map(self._flat, parts)):
@@ -114,7 +112,7 @@ class GroupedAlgorithm:
         ]
 
     def _shares(self, groups: Sequence[Sequence[Episode]]) -> list[list[dict[str, NDArray[np.float64]]]]:
-        """Per group and episode, what each of its agents is due; agents of one name are compared with one another."""
+        """Per group and episode, the advantages (T,) of each of its agents; agents of one name are compared with one another."""
         out: list[list[dict[str, NDArray[np.float64]]]] = [[{} for _ in episodes] for episodes in groups]
         for agent in agents.names(episode for episodes in groups for episode in episodes):
             parts = [[agents.part(episode, agent) for episode in episodes] for episodes in groups]
@@ -125,21 +123,27 @@ class GroupedAlgorithm:
         return out
 
     def _outcomes(self, groups: Sequence[Sequence[Episode]]) -> list[Floats]:
-        tolerance = self._filter.tolerance
-        if self._algo.advantage == "gdpo":
-            names = gdpo.names_of(groups)
-            scores = [gdpo.table(episodes, names) for episodes in groups]
-            given = {name for episodes in groups for episode in episodes for name in episode.env_rewards}
-            return gdpo.gdpo(scores, weights=_weights(self._reward, names, given), tolerance=tolerance)
-        rewards = [self._rewards(episodes) for episodes in groups]
-        lengths = [_lengths(episodes) for episodes in groups]
-        return ESTIMATORS[self._algo.advantage](rewards, lengths, self._algo.scale_rewards, tolerance)
+        scores: list[NDArray[np.float64]] = []
+        weights: list[float] = []
+        if self._reads_scores:
+            names = score_names(groups)
+            of_environment = {name for episodes in groups for episode in episodes for name in episode.env_rewards}
+            scores = [score_table(episodes, names) for episodes in groups]
+            weights = score_weights(self._reward, names, of_environment)
+        step = StepRewards(
+            rewards=[self._rewards(episodes) for episodes in groups],
+            lengths=[_lengths(episodes) for episodes in groups],
+            tolerance=self._filter.tolerance,
+            scores=scores,
+            weights=weights,
+        )
+        return as_advantages(self._estimator(step), step)
 
     def _credited(self, episodes: Sequence[Episode], outcome_G: Floats) -> list[NDArray[np.float64]]:
         spread = credit.spread_out(episodes, outcome_G)
         if self._algo.credit == "outcome":
             return spread
-        scale = self._algo.scale_rewards != "none"
+        scale = credit.is_scaled(self._algo)
         own = credit.CREDITS[self._algo.credit](episodes, scale=scale, tolerance=self._filter.tolerance)
         return [a + b for a, b in zip(spread, own, strict=True)]
 
@@ -153,8 +157,8 @@ class GroupedAlgorithm:
             own = credit.CREDITS[self._algo.credit](episodes, scale=False, tolerance=tolerance)
             if any(values_T.any() for values_T in own):
                 return False
-        if self._algo.advantage == "gdpo":
-            return gdpo.flat(gdpo.table(episodes, gdpo.names_of([episodes])), tolerance=tolerance)
+        if self._by_score:
+            return no_score_differs(score_table(episodes, score_names([episodes])), tolerance=tolerance)
         return is_flat(self._rewards(episodes), tolerance=tolerance)
 
     def _taught(self, episode: Episode) -> bool:
@@ -166,18 +170,6 @@ class GroupedAlgorithm:
 
     def _trained(self, episode: Episode) -> bool:
         return self._earned(episode) and not (self._algo.mask_truncated and episode.truncated)
-
-
-def _weights(reward: Reward, names: Sequence[str], given: Container[str]) -> list[float]:
-    """Of the scores ``names``. Those of an environment (``given``) weigh 1; the others are in the config's order, and weigh what
-    it says. A teacher's is always None and weighs nothing."""
-    ours = [name for name in names if name not in given]
-    scorers = [0.0 if isinstance(scorer, Teaching) else scorer.weight for scorer in reward.scorers]
-    weights = [*(reward.weights or (1.0,) * (len(ours) - len(scorers))), *scorers]
-    if len(weights) != len(ours):
-        raise AlignmentError(f"scores of {', '.join(ours)} for {len(weights)} rewards that have a weight")
-    weighed = dict(zip(ours, weights, strict=True))
-    return [weighed.get(name, 1.0) for name in names]
 
 
 def _survivors(group: Group) -> tuple[Episode, ...]:

@@ -37,17 +37,17 @@ def caps(advantages_K: Tensor, *, cap: float, negative: float | None) -> Tensor:
 
 
 def truncated(rho_K: Tensor, *, floor: float, cap_K: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights, and which tokens are kept: all."""
+    """Truncated weights, and the tokens that are kept: all of them."""
     return torch.minimum(rho_K.clamp(min=floor), cap_K), torch.ones_like(rho_K, dtype=torch.bool)
 
 
 def masked(rho_K: Tensor, *, floor: float, cap_K: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights, and which tokens are kept: those up to their cap. ``floor`` does not matter."""
+    """Plain weights, and the tokens that are kept: those up to their cap. ``floor`` does not matter."""
     return rho_K, rho_K <= cap_K
 
 
 def icepop(rho_K: Tensor, *, floor: float, cap_K: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights, and which tokens are kept: those between ``floor`` and their cap."""
+    """Plain weights, and the tokens that are kept: those between ``floor`` and their cap."""
     return rho_K, (rho_K <= cap_K) & (rho_K >= floor)
 
 

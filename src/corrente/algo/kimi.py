@@ -13,18 +13,19 @@ Degenerate cases: at L = 0, k15 is REINFORCE; tokens without advantage are still
 
 from __future__ import annotations
 
-from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
-from corrente.config import Algo
+from torch import Tensor
+
+from corrente.algo.policy import PolicyInputs
 
 
-def kimi_k15(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Policy gradient with a squared penalty."""
-    log_K = seen.rows.sum(seen.unclamped_log_ratio_K)
-    gain_K = seen.advantages_K * seen.unclamped_log_ratio_K
-    return uncut(gain_K - algo.tau / 2 * log_K.square() / seen.rows.length_K)
+def kimi_k15(inputs: PolicyInputs, *, tau: float) -> Tensor:
+    """J per token (K,): a policy gradient with a squared penalty."""
+    log_K = inputs.rows.sum(inputs.unclamped_log_ratio_K)
+    gain_K = inputs.advantages_K * inputs.unclamped_log_ratio_K
+    return gain_K - tau / 2 * log_K.square() / inputs.rows.length_K
 
 
-def kimi_k2(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Squared error."""
-    log_K = seen.rows.sum(seen.unclamped_log_ratio_K)
-    return uncut(-(seen.advantages_K - algo.tau * log_K).square() / seen.rows.length_K)
+def kimi_k2(inputs: PolicyInputs, *, tau: float) -> Tensor:
+    """J per token (K,): a squared error."""
+    log_K = inputs.rows.sum(inputs.unclamped_log_ratio_K)
+    return -(inputs.advantages_K - tau * log_K).square() / inputs.rows.length_K

@@ -1,4 +1,4 @@
-"""Estimates of a divergence from samples, and where they go. Shapes: K tokens, flat.
+"""Estimates of a divergence from samples, in the loss or in the reward. Shapes: K tokens, flat.
 
 Schulman 2020, "Approximating KL divergence". With l = log pi(y) - log ref(y) and y ~ pi, all estimate KL(pi || ref):
 

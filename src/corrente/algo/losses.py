@@ -2,7 +2,7 @@
 
     loss = sum_k a_k * (-w_k * J_k + beta * kl_k) - entropy_coef * mean_k H_k + what teachers add (distill.py)
 
-a: aggregate.py. w: corrections.py; 0 where a token is left out. J: objectives.py, of a ratio by ratio.py. kl: kl.py.
+a: aggregate.py. w: corrections.py; 0 where a token is left out. J: the function of kinds.py, of a ratio by ratio.py. kl: kl.py.
 H: entropy.py.
 Shapes: K trained tokens, flat; R rows. Masked tokens are not among the K, so what is stored in them (NaN, inf) cannot matter.
 """
@@ -17,31 +17,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corrente.algo import aggregate, corrections, distill, entropy, ratio
+from corrente.algo import aggregate, bind, corrections, distill, entropy, ratio
 from corrente.algo.base import Constants, Loss, Trained
+from corrente.algo.kinds import Aggregation, aggregation_of, is_effective, proximal_of, ratio_level
 from corrente.algo.kl import ESTIMATORS
-from corrente.algo.objectives import OBJECTIVES
-from corrente.algo.policy import PolicyInputs, PolicyTerm
+from corrente.algo.policy import PolicyFunction, PolicyInputs, PolicyTerm, as_term
 from corrente.algo.rows import TrainingRows
-from corrente.algo.traits import TRAITS, Aggregation, proximal_of
 from corrente.config import RunConfig
 from corrente.data.step_totals import LOCAL_TOTALS, StepTotals
 from corrente.data.types import Batch
 
 
 class PolicyObjective:
-    """The objective named by ``algo`` and ``staleness``."""
+    """The objective that ``algo``, ``staleness`` and ``distill`` ask for. Raises ConfigError for an objective of the user's
+    that is not there."""
 
-    def __init__(self, config: RunConfig) -> None:
-        algo, trait = config.algo, TRAITS[config.algo.loss]
+    def __init__(self, config: RunConfig, *, policy: PolicyFunction | None = None) -> None:
+        algo = config.algo
         self._algo = algo
         self._distill = config.distill
         self._staleness = config.staleness
         self._max_tokens = config.sampling.max_tokens
-        self._policy = OBJECTIVES[algo.loss]
+        self._policy = policy or bind.objective(algo)
         self._kl = ESTIMATORS[algo.kl]
-        self._aggregation: Aggregation = trait.aggregation if algo.aggregation == "auto" else algo.aggregation
-        self._effective = trait.effective or algo.denominator == "effective"
+        self._aggregation: Aggregation = aggregation_of(algo)
+        self._effective = is_effective(algo)
+        self._level = ratio_level(algo)
         self._proximal = proximal_of(config)
         self.needs_reference = algo.beta > 0
         self.needs_survey = (
@@ -65,14 +66,19 @@ class PolicyObjective:
             case "token":
                 return aggregate.token_mean(trained_R, tokens=tokens)
             case "sequence":
-                return share_R * aggregate.sequence_mean(trained_R, sequences=sequences)
+                tokens_R = trained_R / np.where(share_R > 0, share_R, 1)
+                if not self._effective:
+                    sampled_R = np.array([row.sequence_tokens for row in batch.rows], np.float64)
+                    tokens_R = np.where(sampled_R > 0, sampled_R, tokens_R)
+                return aggregate.sequence_mean(tokens_R, sequences=sequences)
             case "sequence_sum":
                 return aggregate.sequence_sum(trained_R, sequences=sequences)
             case _:
                 return aggregate.fixed_length(trained_R, sequences=sequences, max_tokens=self._max_tokens)
 
     def survey(self, parts: Sequence[Trained], *, totals: StepTotals = LOCAL_TOTALS) -> list[Constants]:
-        """What the whole step settles; see corrections.py and entropy.py."""
+        """Everything that depends on the step as a whole; see corrections.py and entropy.py."""
+        parts = [_bounded(part) for part in parts]
         rows = [TrainingRows(part.row_K, like=part.logprobs_K) for part in parts]
         taught = [distill.advantages(part, self._distill, before_K=part.logprobs_K) for part in parts]
         found = [self._correction(part, of) for part, of in zip(taught, rows, strict=True)]
@@ -105,25 +111,28 @@ class PolicyObjective:
 
     def __call__(self, part: Trained, *, constants: Constants | None = None, trained: int | None = None) -> Loss:
         """Loss of these tokens; see Objective for what it is differentiable in."""
-        logprobs_K = part.logprobs_K
-        reference_K = None if part.reference_K is None else part.reference_K.detach()
-        part = replace(part, behaviour_K=part.behaviour_K.detach(), reference_K=reference_K)
-        before_K = logprobs_K if constants is None else constants.proximal_K
+        part = _bounded(part)
+        before_K = part.logprobs_K if constants is None else constants.proximal_K
         part = distill.advantages(part, self._distill, before_K=before_K)
-        rows = TrainingRows(part.row_K, like=logprobs_K)
-        fixed = constants or self._alone(part, rows, trained or len(logprobs_K))
+        rows = TrainingRows(part.row_K, like=part.logprobs_K)
+        fixed = constants or self._alone(part, rows, trained or len(part.logprobs_K))
         proximal_K = self._proximal_of(part, constants)
-        seen = PolicyInputs(
-            logprobs_K=logprobs_K, proximal_K=proximal_K, advantages_K=self._advantages(part, fixed, rows), rows=rows
+        log_ratio_K = ratio.log_ratio(part.logprobs_K, proximal_K)
+        inputs = PolicyInputs(
+            # a row that was left out is far from p: at p instead, nothing computed of it can overflow, and 0 * inf is NaN
+            logprobs_K=torch.where(fixed.whole_K, proximal_K.detach(), part.logprobs_K),
+            proximal_K=proximal_K,
+            advantages_K=self._advantages(part, fixed, rows),
+            rows=rows,
         )
-        value = self._policy(seen, self._algo)
+        value = as_term(self._policy(inputs), tokens=len(part.logprobs_K))
         gain_K = torch.where(fixed.kept_K & fixed.chosen_K, fixed.weight_K * value.value_K, 0.0)
         total = -(part.weights_K * fixed.scale_K * gain_K).sum()
-        total = total + self._taught(part, seen, fixed) + self._penalty(part, seen) - self._bonus(part, fixed)
-        return _loss(total, value, fixed)
+        total = total + self._taught(part, log_ratio_K, fixed) + self._penalty(part, log_ratio_K, rows)
+        return _loss(total - self._bonus(part, fixed), value, fixed)
 
     def _alone(self, part: Trained, rows: TrainingRows, trained: int) -> Constants:
-        """Where nothing depends on the rest of the step."""
+        """The same for one micro-batch, where nothing depends on the rest of the step."""
         correction = self._correction(part, rows)
         ones_K = torch.ones_like(part.logprobs_K)
         return Constants(
@@ -163,25 +172,35 @@ class PolicyObjective:
         penalty_K = self._kl(fixed.proximal_K, part.reference_K)
         return part.advantages_K - self._algo.beta * rows.to_go(penalty_K)
 
-    def _taught(self, part: Trained, seen: PolicyInputs, fixed: Constants) -> Tensor | float:
-        taught_K = distill.losses(part, self._distill, log_ratio_K=seen.log_ratio_K)
+    def _taught(self, part: Trained, log_ratio_K: Tensor, fixed: Constants) -> Tensor | float:
+        taught_K = distill.losses(part, self._distill, log_ratio_K=log_ratio_K)
         if taught_K is None:
             return 0.0
         taught_K = torch.where(fixed.kept_K, fixed.weight_K * taught_K, 0.0)
         return (part.weights_K * fixed.scale_K * taught_K).sum()
 
-    def _penalty(self, part: Trained, seen: PolicyInputs) -> Tensor | float:
+    def _penalty(self, part: Trained, log_ratio_K: Tensor, rows: TrainingRows) -> Tensor | float:
         if part.reference_K is None or self._algo.kl_in == "reward":
             return 0.0
         kl_K = self._kl(part.logprobs_K, part.reference_K)
         if self._algo.use_bias_correction_kl:
-            kl_K = kl_K * torch.exp(seen.log_ratio_at(self._algo.importance_sampling_level))
+            kl_K = kl_K * torch.exp(rows.mean(log_ratio_K) if self._level == "sequence" else log_ratio_K)
         return self._algo.beta * (part.weights_K * kl_K).sum()
 
     def _bonus(self, part: Trained, fixed: Constants) -> Tensor | float:
         if part.entropy_K is None or self._algo.entropy_coef == 0:
             return 0.0
         return self._algo.entropy_coef * (fixed.bonus_K * part.entropy_K).sum()
+
+
+def _bounded(part: Trained) -> Trained:
+    """The same tokens with log-probs that no objective can overflow on (ratio.py); recorded ones are constants."""
+    return replace(
+        part,
+        logprobs_K=ratio.bounded(part.logprobs_K),
+        behaviour_K=ratio.bounded(part.behaviour_K.detach()),
+        reference_K=None if part.reference_K is None else ratio.bounded(part.reference_K.detach()),
+    )
 
 
 def _loss(total: Tensor, value: PolicyTerm, fixed: Constants) -> Loss:

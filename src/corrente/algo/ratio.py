@@ -1,4 +1,4 @@
-"""How far the current policy has moved from another, token by token or by sequence, and which other that is.
+"""The ratio of the current policy to another, token by token or by sequence, and the policy it is taken to.
 
     log r = log pi(y) - log p(y)                            p the proximal policy, which is one of
     behaviour    p = mu, the recorded one                   PPO: Schulman et al. 2017, arXiv:1707.06347
@@ -19,6 +19,14 @@ from corrente.algo.rows import TrainingRows
 
 LOG_RATIO_MAX = 20.0
 """exp(20) is 5e8: beyond it a ratio says only "not the same policy", and exp would overflow into NaN gradients."""
+LOGPROB_MAX = 1e4
+"""exp(-1e4) is 0 in float64 too. The square of a sum of larger ones would overflow float32, and a weight of 0 times inf is NaN:
+engines write the least float32, -3e38, or -inf for a token that cannot be."""
+
+
+def bounded(logprobs_K: Tensor) -> Tensor:
+    """Log-probs held within +-1e4 (with no gradient outside), so that every objective is finite; NaN stays NaN."""
+    return logprobs_K.clamp(-LOGPROB_MAX, LOGPROB_MAX)
 
 
 def log_ratio(logprobs_K: Tensor, behaviour_K: Tensor) -> Tensor:

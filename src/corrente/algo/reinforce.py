@@ -9,10 +9,11 @@ means nothing; only its gradient does.
 
 from __future__ import annotations
 
-from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
-from corrente.config import Algo
+from torch import Tensor
+
+from corrente.algo.policy import PolicyInputs
 
 
-def reinforce(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Reads no setting."""
-    return uncut(seen.advantages_K * seen.logprobs_K)
+def reinforce(inputs: PolicyInputs) -> Tensor:
+    """J per token (K,)."""
+    return inputs.advantages_K * inputs.logprobs_K

@@ -34,18 +34,18 @@ STATISTICS: Mapping[str, Callable[[Tensor, TrainingRows], Tensor]] = {
 
 
 def veto(log_ratio_K: Tensor, rows: TrainingRows, *, least: float) -> Tensor:
-    """Tokens (K,) that are kept."""
+    """The tokens (K,) that the veto keeps: of rows in which no ratio is below ``least``."""
     return ~rows.any(log_ratio_K < math.log(least))
 
 
 def band(log_ratio_K: Tensor, rows: TrainingRows, *, statistic: str, low: float, high: float) -> Tensor:
-    """Tokens (K,) that are kept."""
+    """The tokens (K,) that the band keeps: of rows whose statistic is within ``low`` and ``high``."""
     value_K = STATISTICS[statistic](log_ratio_K, rows)
     return (value_K >= low) & (value_K <= high)
 
 
 def off_policy(log_ratio_K: Tensor, advantages_K: Tensor, rows: TrainingRows, *, threshold: float) -> Tensor:
-    """Tokens (K,) that are kept."""
+    """The tokens (K,) that the off-policy sequence mask keeps."""
     return (advantages_K >= 0) | (rows.mean(-log_ratio_K) <= threshold)
 
 

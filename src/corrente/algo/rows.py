@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class TrainingRows:
-    """Which of K tokens belong together. ``row_K`` None: all of them."""
+    """The rows that K tokens belong to. ``row_K`` (K,): the row of each; None: all are of one row."""
 
     def __init__(self, row_K: Tensor | None, *, like: Tensor) -> None:
         given_K = (
@@ -34,7 +34,7 @@ class TrainingRows:
         return (self._sums(values_K) / self._count_R)[self._index_K].to(values_K.dtype)
 
     def any(self, flags_K: Tensor) -> Tensor:
-        """Whether a flag is set anywhere in each token's row (K,)."""
+        """True at every token (K,) of a row in which a flag is set anywhere."""
         return (self._sums(flags_K.double()) > 0)[self._index_K]
 
     def to_go(self, values_K: Tensor) -> Tensor:

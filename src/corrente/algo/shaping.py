@@ -1,4 +1,4 @@
-"""Rewards that mind length. What is taken off is part of the reward before any baseline is made of it.
+"""Length shaping: rewards less a penalty for length. The penalty is part of the reward before any baseline is made of it.
 
     overlong   0                                   l <= max - buffer          soft punishment: DAPO, arXiv:2503.14476, equation 13
                penalty * (max - buffer - l) / buffer        up to max: from 0 to -penalty
@@ -19,14 +19,14 @@ from corrente.config import Algo
 
 
 def overlong(lengths_G: NDArray[np.int64], *, buffer: int, longest: int) -> NDArray[np.float64]:
-    """From 0 to -1 over the last ``buffer`` tokens before ``longest``."""
+    """The soft punishment (G,): from 0 to -1 over the last ``buffer`` tokens before ``longest``."""
     return np.clip((longest - buffer - lengths_G) / buffer, -1.0, 0.0)
 
 
 def shaped(
     rewards_G: NDArray[np.float64], lengths_G: NDArray[np.int64], *, algo: Algo, longest: int
 ) -> NDArray[np.float64]:
-    """Rewards with what ``algo`` takes off for length; NaN stays NaN."""
+    """Rewards (G,) less the penalties for length that ``algo`` asks for; NaN stays NaN."""
     out_G = rewards_G - algo.length_penalty * np.minimum(lengths_G / longest, 1.0)
     if algo.overlong_tokens:
         out_G = out_G + algo.overlong_penalty * overlong(lengths_G, buffer=algo.overlong_tokens, longest=longest)

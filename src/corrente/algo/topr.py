@@ -14,13 +14,12 @@ import torch
 
 from corrente.algo import ratio
 from corrente.algo.policy import PolicyInputs, PolicyTerm, cut
-from corrente.config import Algo
 
 
-def topr(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """Reads no setting."""
-    log_w_K = ratio.product(seen.log_ratio_K.detach(), seen.rows)
-    bad_K = seen.advantages_K < 0
+def topr(inputs: PolicyInputs) -> PolicyTerm:
+    """J per token (K,)."""
+    log_w_K = ratio.product(inputs.log_ratio_K.detach(), inputs.rows)
+    bad_K = inputs.advantages_K < 0
     weight_K = torch.where(bad_K, log_w_K.clamp(max=0).exp(), 1.0)
-    value_K = weight_K * seen.advantages_K * seen.logprobs_K
+    value_K = weight_K * inputs.advantages_K * inputs.logprobs_K
     return cut(value_K, low_K=bad_K & (log_w_K < 0), high_K=torch.zeros_like(bad_K))

@@ -13,19 +13,20 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from corrente.algo.policy import PolicyInputs, PolicyTerm, uncut
-from corrente.config import Algo
+from corrente.algo.policy import PolicyInputs
 
 LEAST = math.log(1e-8)
 """Log of the smallest weight told apart from 0, as the authors' and TRL's code have it."""
 
 
-def vespo(seen: PolicyInputs, algo: Algo) -> PolicyTerm:
-    """The ratio is to the proximal policy: with the behaviour policy in its place, w corrects for that one as well."""
-    log_w_K = seen.rows.sum(seen.log_ratio_K.detach()).clamp(LEAST, 20.0)
-    good_K = seen.advantages_K >= 0
-    k_K = torch.full_like(log_w_K, algo.vespo_k_neg).masked_fill(good_K, algo.vespo_k_pos)
-    decay_K = torch.full_like(log_w_K, algo.vespo_lambda_neg).masked_fill(good_K, algo.vespo_lambda_pos)
+def vespo(inputs: PolicyInputs, *, k_pos: float, lambda_pos: float, k_neg: float, lambda_neg: float) -> Tensor:
+    """J per token (K,). The ratio is to the proximal policy; where that is the behaviour policy, w corrects for staleness as
+    well."""
+    log_w_K = inputs.rows.sum(inputs.log_ratio_K.detach()).clamp(LEAST, 20.0)
+    good_K = inputs.advantages_K >= 0
+    k_K = torch.full_like(log_w_K, k_neg).masked_fill(good_K, k_pos)
+    decay_K = torch.full_like(log_w_K, lambda_neg).masked_fill(good_K, lambda_pos)
     phi_K = torch.exp(decay_K + k_K * log_w_K - decay_K * log_w_K.exp())
-    return uncut(phi_K * seen.advantages_K * seen.logprobs_K)
+    return phi_K * inputs.advantages_K * inputs.logprobs_K

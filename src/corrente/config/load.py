@@ -3,6 +3,9 @@
     load_config(path, overrides) -> RunConfig read, override, refuse what is unknown or out of range
     dump_config(config) -> str                  TOML that loads to the same config
 
+A section may hold sections, such as ``[algo.objective]``, which have a kind and keys of their own. Where a kind may be the
+name of a function of the user's, every other key of the table is one of its keyword arguments; the function is not imported here.
+
 A value after ``--set`` is read as TOML, and taken as plain text where that fails or where the key is a text. Changing a section's
 ``kind`` from the command line drops the file's keys that the new kind does not have; a key given on the command line itself is
 never dropped, but refused. A buffer kind set there likewise outdoes the file's staleness.max. ``sync.kind`` follows
@@ -22,6 +25,7 @@ from typing import Any
 import msgspec
 
 from corrente.config import RunConfig, schema
+from corrente.config.section import UserKind
 from corrente.config.sync import SYNC_OF_RUNTIME
 from corrente.errors import ConfigError
 
@@ -33,6 +37,7 @@ FIXED_MAX = {"none": 0, "double": 1}
 UNUSED_MAX = (*FIXED_MAX, "stream")
 
 Raw = dict[str, dict[str, Any]]
+"""Section name -> what is said of its keys; a section inside another is listed under "outer.inner"."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -64,7 +69,7 @@ def parse_config(
         given["staleness"].pop("max", None)
     _settle_max(given, set_here)
     values: dict[str, Any] = {
-        name: _section(name, given.get(name, {}), set_here.get(name, {}), source) for name in schema.sections()
+        name: _section(name, given, set_here, source) for name in schema.sections() if "." not in name
     }
     return RunConfig(**values)
 
@@ -77,14 +82,14 @@ def dump_config(config: RunConfig, *, notes: Sequence[str] = ()) -> str:
     lines = [f"# {note}" for note in notes]
     buffer_kind = schema.kind_of(config.buffer)
     for name in schema.sections():
-        section = getattr(config, name)
+        section = schema.find_section(config, name)
         kind = schema.kind_of(section)
         lines += ["", f"[{name}]"] if lines else [f"[{name}]"]
         lines += [f"kind = {schema.show(kind)}"] if kind else []
-        for key in type(section).__struct_fields__:
+        for key, value in schema.keys_of(section).items():
             if (name, key) == ("staleness", "max") and buffer_kind in UNUSED_MAX:
                 continue
-            lines.append(f"{key} = {schema.show(getattr(section, key))}")
+            lines.append(f"{schema.show_key(key)} = {schema.show(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -109,13 +114,21 @@ def _read(path: Path) -> dict[str, Any]:
 def _from_file(tables: Mapping[str, Any], *, source: str) -> Raw:
     given: Raw = {}
     for name, table in tables.items():
-        if name not in schema.sections():
+        if name not in schema.sections() or "." in name:
             inner = next(iter(table), "") if isinstance(table, dict) else ""
             raise _unknown(f"{name}.{inner}" if inner else name, source)
-        if not isinstance(table, dict):
-            raise ConfigError(f"{name} = {schema.show(table)} in {source}: {name} is a section, written [{name}]")
-        given[name] = dict(table)
+        given[name] = dict(_as_table(name, table, source))
+        for inner in schema.inner_sections(name):
+            if inner in given[name]:
+                given[f"{name}.{inner}"] = dict(_as_table(f"{name}.{inner}", given[name].pop(inner), source))
     return given
+
+
+def _as_table(name: str, value: Any, source: str) -> Mapping[str, Any]:
+    if isinstance(value, dict):
+        return value
+    kind = f" with a key kind = {schema.show(value)}" if isinstance(value, str) and schema.kinds(name) else ""
+    raise ConfigError(f"{name} = {schema.show(value)} in {source}: {name} is a section, written [{name}]{kind}")
 
 
 def _from_command_line(overrides: Sequence[str]) -> Raw:
@@ -125,11 +138,26 @@ def _from_command_line(overrides: Sequence[str]) -> Raw:
         key = key.strip()
         if not equals:
             raise ConfigError(f"{COMMAND_LINE} {override}: no value; write {COMMAND_LINE} {key or 'section.key'}=VALUE")
-        section, dot, leaf = key.partition(".")
-        if section not in schema.sections() or not dot or not leaf:
+        section, leaf = _split(key)
+        if section not in schema.sections() or not leaf:
             raise _unknown(key, COMMAND_LINE)
-        given.setdefault(section, {})[leaf] = _value(section, leaf, text.strip())
+        value = _value(section, leaf, text.strip())
+        if leaf not in schema.inner_sections(section):
+            given.setdefault(section, {})[leaf] = value
+        elif isinstance(value, dict):
+            given.setdefault(key, {}).update(value)
+        else:
+            raise ConfigError(
+                f"{key} = {schema.show(value)} ({COMMAND_LINE}): {key} is a section; write {COMMAND_LINE} {key}.kind={text}"
+            )
     return given
+
+
+def _split(key: str) -> tuple[str, str]:
+    """Section and leaf of a key; the section may be one inside another."""
+    section, _, leaf = key.partition(".")
+    inner, dot, rest = leaf.partition(".")
+    return (f"{section}.{inner}", rest) if dot and f"{section}.{inner}" in schema.sections() else (section, leaf)
 
 
 def _value(section: str, leaf: str, text: str) -> Any:
@@ -168,6 +196,8 @@ def _locate(given: Raw, folder: Path) -> None:
     reward = given.get("reward", {})
     if isinstance(reward.get("functions"), list):
         reward["functions"] = [found_function(name) for name in reward["functions"]]
+    for table in (*(given.get(name, {}) for name in schema.sections()), *_tables_of(given, "filter", "rules")):
+        table |= {"kind": found_function(table["kind"])} if "kind" in table else {}
     for scorer in _tables_of(given, "reward", "scorers"):
         scorer |= {"function": found_function(scorer["function"])} if "function" in scorer else {}
         scorer |= {"path": found(scorer["path"])} if "path" in scorer else {}
@@ -194,16 +224,23 @@ def _settle_kinds(given: Raw, set_here: Raw) -> None:
             default = SYNC_OF_RUNTIME.get(given["runtime"]["kind"], default)
         before = table.get("kind", default)
         kind = here.pop("kind", before)
-        if not isinstance(kind, str) or kind not in kinds:
+        if not isinstance(kind, str) or not (kind in kinds or _is_users(section, kind)):
             allowed = ", ".join(map(schema.show, kinds))
-            raise ConfigError(f"{section}.kind = {schema.show(kind)}: it must be one of {allowed}")
+            users = f", or a function, {schema.USER_KIND}" if schema.user_kind(section) else ""
+            raise ConfigError(f"{section}.kind = {schema.show(kind)}: it must be one of {allowed}{users}")
         table["kind"] = kind
         if kind != before:
-            given[section] = {k: v for k, v in table.items() if k == "kind" or k in schema.fields(kinds[kind])}
+            known = schema.fields(kinds[kind]) if kind in kinds else ()
+            given[section] = {k: v for k, v in table.items() if k == "kind" or k in known}
+
+
+def _is_users(section: str, kind: str) -> bool:
+    """True where a kind names a function of the user's, in a section where it may."""
+    return ":" in kind and schema.user_kind(section) is not None
 
 
 def _settle_functions(given: Raw, set_here: Raw) -> None:
-    """Where there are scorers, reward.functions is empty unless it is given."""
+    """Leave reward.functions empty where there are scorers, unless it is given."""
     reward = {**given.get("reward", {}), **set_here.get("reward", {})}
     if reward.get("scorers") and "functions" not in reward:
         given.setdefault("reward", {})["functions"] = []
@@ -230,10 +267,16 @@ def _settle_max(given: Raw, set_here: Raw) -> None:
     given["staleness"].pop("max", None)
 
 
-def _section(name: str, table: Mapping[str, Any], here: Mapping[str, Any], source: str) -> msgspec.Struct:
-    kinds = schema.kinds(name)
+def _section(name: str, given: Raw, set_here: Raw, source: str) -> msgspec.Struct:
+    """One section from what the file and the command line say of it, with the sections that it holds."""
+    table, here = given.get(name, {}), set_here.get(name, {})
+    kinds, users = schema.kinds(name), schema.user_kind(name)
+    if users is not None and table["kind"] not in kinds:
+        return _users_function(name, users, {**table, **here})
     cls = kinds[table["kind"]] if kinds else schema.sections()[name][0]
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {
+        key: _section(f"{name}.{key}", given, set_here, source) for key in schema.inner_sections(name)
+    }
     for origin, keys in ((source, table), (COMMAND_LINE, here)):
         for key, value in keys.items():
             if key == "kind" and kinds:
@@ -241,9 +284,15 @@ def _section(name: str, table: Mapping[str, Any], here: Mapping[str, Any], sourc
             values[key] = _convert(name, cls, key, value, origin)
     for key in schema.required(cls):
         if key not in values:
-            given = f' with {name}.kind = "{table["kind"]}"' if kinds else ""
-            raise ConfigError(f"{name}.{key} is missing{given}: it must be {schema.allowed(schema.fields(cls)[key])}")
+            chosen = f' with {name}.kind = "{table["kind"]}"' if kinds else ""
+            raise ConfigError(f"{name}.{key} is missing{chosen}: it must be {schema.allowed(schema.fields(cls)[key])}")
     return cls(**values)
+
+
+def _users_function(full: str, cls: type[UserKind], table: Mapping[str, Any]) -> UserKind:
+    """A function of the user's by name, and all other keys of its table as its keyword arguments."""
+    options = {key: _plain(f"{full}.{key}", value) for key, value in table.items() if key != "kind"}
+    return cls(function=table["kind"], options=options)
 
 
 def _convert(section: str, cls: type[msgspec.Struct], key: str, value: Any, origin: str) -> Any:
@@ -251,27 +300,27 @@ def _convert(section: str, cls: type[msgspec.Struct], key: str, value: Any, orig
     if key not in schema.fields(cls):
         raise _wrong_kind(section, cls, key, origin) or _unknown(full, origin)
     hint = schema.fields(cls)[key]
-    if kinds := schema.tables(hint):
-        return _tables(full, value, kinds, origin)
+    if schema.tables(hint) or schema.user_table(hint):
+        return _tables(full, value, hint, origin)
     return _checked(full, value, hint)
 
 
-def _tables(
-    full: str, value: Any, kinds: Mapping[str, type[msgspec.Struct]], origin: str
-) -> tuple[msgspec.Struct, ...]:
-    """A list of tables, each of one of ``kinds``."""
+def _tables(full: str, value: Any, hint: Any, origin: str) -> tuple[msgspec.Struct, ...]:
+    """A list of tables, each of one of the kinds that ``hint`` says."""
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
         raise ConfigError(f"{full} = {schema.show(value)}: it must be a list of tables, each written [[{full}]]")
-    return tuple(_table(f"{full}[{at}]", table, kinds, origin) for at, table in enumerate(value))
+    return tuple(_table(f"{full}[{at}]", table, hint, origin) for at, table in enumerate(value))
 
 
-def _table(
-    full: str, table: Mapping[str, Any], kinds: Mapping[str, type[msgspec.Struct]], origin: str
-) -> msgspec.Struct:
-    cls = kinds.get(str(table.get("kind", "")))
+def _table(full: str, table: Mapping[str, Any], hint: Any, origin: str) -> msgspec.Struct:
+    kinds, users, kind = schema.tables(hint), schema.user_table(hint), str(table.get("kind", ""))
+    if users is not None and ":" in kind:
+        return _users_function(full, users, table)
+    cls = kinds.get(kind)
     if cls is None:
         given = f"{full}.kind = {schema.show(table['kind'])}" if "kind" in table else f"{full}.kind is missing"
-        raise ConfigError(f"{given}: it must be one of {', '.join(map(schema.show, kinds))}")
+        names = [*map(schema.show, kinds), *([schema.USER_KIND] if users is not None else [])]
+        raise ConfigError(f"{given}: it must be {'one of ' if kinds else ''}{', '.join(names)}")
     hints = schema.fields(cls)
     for key in table:
         if key != "kind" and key not in hints:

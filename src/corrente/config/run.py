@@ -30,7 +30,7 @@ from corrente.config.prompts import (
 )
 from corrente.config.rewards import Reward
 from corrente.config.runtime import Inline, Procs
-from corrente.config.section import Fraction, Natural, NonNegative, Positive, Seconds, Section
+from corrente.config.section import Fraction, Natural, NonNegative, Positive, Seconds, Section, UserKind
 from corrente.config.staleness import Staleness
 from corrente.config.sync import Collective, CudaIpc, Disk, Http, Inproc, Shm, VllmNccl
 from corrente.data.types import Sampling
@@ -54,6 +54,10 @@ class Run(Section, frozen=True, kw_only=True):
 # ---- stages -------------------------------------------------------------------------------------------------------------------
 
 
+class UserFilter(UserKind, frozen=True, kw_only=True, tag="user"):
+    """A function of yours that says why a group is filtered. Every key besides kind is one of its keyword arguments."""
+
+
 class Filter(Section, frozen=True, kw_only=True):
     zero_variance: Literal["replace", "skip", "keep"] = "replace"
     """Groups whose rewards are all equal. replace: counted as filtered, another is admitted. skip: part of the step,
@@ -70,6 +74,10 @@ class Filter(Section, frozen=True, kw_only=True):
     """Filter groups of which a larger part was cut off by the budget."""
     repetition_max: Fraction = 1.0
     """Filter groups in which, on average, a larger part of a completion's 4-grams of tokens was there before."""
+    rules: tuple[UserFilter, ...] = ()
+    """[[filter.rules]] tables: functions of yours that filter groups, asked in this order after the keys above. kind is a
+    function's name, every other key one of its keyword arguments: see [write an
+    objective](../how-to/write-an-objective.md#a-filter)."""
     patience: Positive = 20
     """End the run after this many batches' worth of filtered groups in a row."""
 

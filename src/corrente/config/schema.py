@@ -1,6 +1,7 @@
-"""What a config may say, read off config.py: sections, kinds, keys, and each key's allowed values in words.
+"""The sections, kinds and keys a config may have, and each key's allowed values in words, read off the config classes.
 
-The loader, the error messages and the reference page all come from here, so they cannot disagree with the config classes.
+A section may hold sections of its own, such as ``algo.objective``: they are listed beside the others under their full name. The
+loader, the error messages and the reference page all come from here, so they cannot disagree with the config classes.
 Does not read files and holds no default of its own.
 """
 
@@ -11,34 +12,54 @@ import re
 import types
 from collections.abc import Iterator
 from functools import cache
+from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from corrente.config import RunConfig
+from corrente.config.section import UserKind
 
 NONE = "none"
-"""How a TOML file says that an optional key is off (TOML has no null)."""
+"""The value by which a TOML file switches an optional key off (TOML has no null)."""
 
 ELSEWHERE = {
+    "algo.delta": "algo.objective.delta",
+    "algo.epsilon": "algo.objective.epsilon",
+    "algo.epsilon_high": "algo.objective.epsilon_high",
+    "algo.importance_sampling_level": "algo.objective.importance_sampling_level",
+    "algo.loss": "algo.objective.kind",
+    "algo.mask_high": "algo.objective.mask_high",
+    "algo.mask_low": "algo.objective.mask_low",
+    "algo.scale_rewards": "algo.advantage.scale_rewards",
+    "algo.tau": "algo.objective.tau",
     "batch_size": "run.prompts_per_step",
     "kl_coef": "algo.beta",
     "learning_rate": "learner.lr",
-    "loss_type": "algo.loss",
+    "loss_type": "algo.objective.kind",
     "max_completion_length": "sampling.max_tokens",
     "max_new_tokens": "sampling.max_tokens",
     "mask_truncated_completions": "algo.mask_truncated",
     "max_steps": "run.steps",
-    "multi_objective_aggregation": "algo.advantage",
+    "multi_objective_aggregation": "algo.advantage.kind",
     "num_generations": "run.group_size",
     "num_train_epochs": "prompts.epochs",
     "reward_funcs": "reward.functions",
     "reward_weights": "reward.weights",
+    "sapo_temperature_neg": "algo.objective.temperature_neg",
+    "sapo_temperature_pos": "algo.objective.temperature_pos",
+    "vespo_k_neg": "algo.objective.k_neg",
+    "vespo_k_pos": "algo.objective.k_pos",
+    "vespo_lambda_neg": "algo.objective.lambda_neg",
+    "vespo_lambda_pos": "algo.objective.lambda_pos",
     "vllm_importance_sampling_clip_max": "staleness.correct_cap",
     "vllm_importance_sampling_clip_min": "staleness.correct_floor",
     "vllm_importance_sampling_mode": "staleness.correct",
 }
-"""Other trainers' names for keys, to point the way from a message."""
+"""Keys that stand elsewhere: other trainers' names for them in any section, and keys of a section that are another's. Messages
+point the way with it."""
+USER_KIND = '"package.module:function" or "path/to/file.py:function"'
+"""The name of a function of the user's, where a kind may be one."""
 
 _LIKENESS = 0.6
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -47,8 +68,22 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 @cache
 def sections() -> dict[str, tuple[type[msgspec.Struct], ...]]:
-    """Section name -> its alternatives: one class, or one per ``kind``."""
-    return {name: _alternatives(hint) for name, hint in get_type_hints(RunConfig, include_extras=True).items()}
+    """Section name -> its alternatives: one class, or one per ``kind``. A section inside another is named "outer.inner" and
+    follows it; the class of a function of the user's is left out (``user_kind``)."""
+    found: dict[str, tuple[type[msgspec.Struct], ...]] = {}
+    for name, hint in get_type_hints(RunConfig, include_extras=True).items():
+        found[name] = _built_in(hint)
+        for cls in found[name]:
+            inner = get_type_hints(cls, include_extras=True)
+            found |= {
+                f"{name}.{key}": _built_in(inner[key]) for key in cls.__struct_fields__ if _is_section(inner[key])
+            }
+    return found
+
+
+def inner_sections(section: str) -> tuple[str, ...]:
+    """The keys of a section that are sections themselves."""
+    return tuple(name.removeprefix(f"{section}.") for name in sections() if name.startswith(f"{section}."))
 
 
 def kinds(section: str) -> dict[str, type[msgspec.Struct]]:
@@ -57,22 +92,48 @@ def kinds(section: str) -> dict[str, type[msgspec.Struct]]:
     return {str(tag): cls for tag, cls in tagged if tag is not None}
 
 
+@cache
+def user_kind(section: str) -> type[UserKind] | None:
+    """The class of a function of the user's in a section; None where ``kind`` must be a built-in one."""
+    outer, _, inner = section.rpartition(".")
+    classes: tuple[type, ...] = sections()[outer] if outer else (RunConfig,)
+    hints = [get_type_hints(cls, include_extras=True).get(inner) for cls in classes]
+    return next((found for hint in hints if (found := user_kind_of(hint)) is not None), None)
+
+
 def kind_of(section: msgspec.Struct) -> str:
-    """The kind of a section of a config; empty when it has none."""
+    """The kind of a section of a config: the name of the function where it is the user's; empty when it has none."""
+    if isinstance(section, UserKind):
+        return section.function
     tag = type(section).__struct_config__.tag
     return "" if tag is None else str(tag)
 
 
+def find_section(config: RunConfig, name: str) -> msgspec.Struct:
+    """The section of a config with this name, which may be "outer.inner"."""
+    return attrgetter(name)(config)
+
+
 def default_kind(section: str) -> str:
     """The kind a section has when none is given."""
-    return kind_of(getattr(RunConfig(), section))
+    return kind_of(find_section(RunConfig(), section))
 
 
 @cache
 def fields(cls: type[msgspec.Struct]) -> dict[str, Any]:
-    """Key -> its type, constraints included, in order of declaration."""
+    """Key -> its type, constraints included, in order of declaration; sections inside it left out. A function of the user's has
+    no key that is known here."""
     hints = get_type_hints(cls, include_extras=True)
-    return {name: hints[name] for name in cls.__struct_fields__}
+    if issubclass(cls, UserKind):
+        return {}
+    return {name: hints[name] for name in cls.__struct_fields__ if not _is_section(hints[name])}
+
+
+def keys_of(section: msgspec.Struct) -> dict[str, Any]:
+    """Key -> value of a section as a file says them, without its kind and the sections inside it."""
+    if isinstance(section, UserKind):
+        return section.options
+    return {key: getattr(section, key) for key in fields(type(section))}
 
 
 def required(cls: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -93,9 +154,9 @@ def all_keys() -> tuple[str, ...]:
 
 def nearest(key: str) -> str:
     """The valid key that looks most like ``key``, in any section; empty when none does."""
-    leaf = key.rpartition(".")[2]
-    if leaf in ELSEWHERE:
-        return ELSEWHERE[leaf]
+    for name in (key, key.rpartition(".")[2]):
+        if name in ELSEWHERE:
+            return ELSEWHERE[name]
     scored = [(_likeness(key, candidate), candidate) for candidate in all_keys()]
     best, candidate = max(scored, key=lambda pair: pair[0])
     return candidate if best >= _LIKENESS else ""
@@ -103,16 +164,23 @@ def nearest(key: str) -> str:
 
 @cache
 def tables(hint: Any) -> dict[str, type[msgspec.Struct]]:
-    """``kind`` -> class, of a key that is a list of tables; empty for any other key."""
-    items = get_args(hint)[:1] if get_origin(hint) is tuple else ()
-    classes = [
-        cls for item in items for cls in _members(item) if isinstance(cls, type) and issubclass(cls, msgspec.Struct)
-    ]
-    return {str(cls.__struct_config__.tag): cls for cls in classes}
+    """``kind`` -> class, of a key that is a list of tables; empty for any other key, and for a list of the user's functions."""
+    return {str(cls.__struct_config__.tag): cls for cls in _table_classes(hint) if not issubclass(cls, UserKind)}
+
+
+@cache
+def user_table(hint: Any) -> type[UserKind] | None:
+    """The class of a function of the user's, of a key that is a list of tables; None for any other key."""
+    return next((cls for cls in _table_classes(hint) if issubclass(cls, UserKind)), None)
+
+
+def user_kind_of(hint: Any) -> type[UserKind] | None:
+    """The class of a function of the user's among the alternatives of a type; None where there is none."""
+    return next((cls for cls in _members(hint) if isinstance(cls, type) and issubclass(cls, UserKind)), None)
 
 
 def optional(hint: Any) -> bool:
-    """Whether the key may be switched off with "none"."""
+    """True where the key may be switched off with "none"."""
     return type(None) in _members(hint)
 
 
@@ -122,8 +190,9 @@ def is_text(hint: Any) -> bool:
 
 def allowed(hint: Any) -> str:
     """A type and its constraints in words: "an integer of at least 2"."""
-    if kinds_of_tables := tables(hint):
-        return "a list of tables, each with a kind: " + ", ".join(map(show, kinds_of_tables))
+    names = [*map(show, tables(hint)), *([USER_KIND] if user_table(hint) else [])]
+    if names:
+        return "a list of tables, each with a kind: " + ", ".join(names)
     if get_origin(hint) is Literal:  # msgspec sorts the values; the order they are written in says more
         return "one of " + ", ".join(show(value) for value in get_args(hint))
     return _words(msgspec.inspect.type_info(hint))
@@ -142,14 +211,15 @@ def show(value: Any) -> str:
             return "[" + ", ".join(show(item) for item in value) + "]"
         case msgspec.Struct():
             kind = {"kind": kind_of(value)} if kind_of(value) else {}
-            return show({**kind, **{key: getattr(value, key) for key in value.__struct_fields__}})
+            return show({**kind, **keys_of(value), **{key: getattr(value, key) for key in _sections_in(type(value))}})
         case dict():
-            return "{" + ", ".join(f"{_key(key)} = {show(item)}" for key, item in value.items()) + "}"
+            return "{" + ", ".join(f"{show_key(key)} = {show(item)}" for key, item in value.items()) + "}"
         case _:
             return str(value)
 
 
-def _key(name: object) -> str:
+def show_key(name: object) -> str:
+    """A key as TOML would write it."""
     return name if isinstance(name, str) and _BARE.fullmatch(name) else _quote(str(name))
 
 
@@ -158,8 +228,25 @@ def _quote(text: str) -> str:
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
 
 
-def _alternatives(hint: Any) -> tuple[type[msgspec.Struct], ...]:
-    return tuple(_members(hint)) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+def _built_in(hint: Any) -> tuple[type[msgspec.Struct], ...]:
+    return tuple(cls for cls in _members(hint) if not issubclass(cls, UserKind))
+
+
+def _is_section(hint: Any) -> bool:
+    """True where a key is a section: one config class, or several told apart by their kind."""
+    return all(isinstance(cls, type) and issubclass(cls, msgspec.Struct) for cls in _members(hint))
+
+
+def _sections_in(cls: type[msgspec.Struct]) -> tuple[str, ...]:
+    hints = get_type_hints(cls, include_extras=True)
+    return tuple(name for name in cls.__struct_fields__ if _is_section(hints[name]))
+
+
+def _table_classes(hint: Any) -> tuple[type[msgspec.Struct], ...]:
+    items = get_args(hint)[:1] if get_origin(hint) is tuple else ()
+    return tuple(
+        cls for item in items for cls in _members(item) if isinstance(cls, type) and issubclass(cls, msgspec.Struct)
+    )
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
-"""What the sections of a config have in common: frozen, closed to unknown keys, told apart by ``kind``."""
+"""The base of every section of a config: frozen, closed to unknown keys, told apart by ``kind``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -21,3 +21,15 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class Kind(Section, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
     pass
+
+
+class UserKind(Kind, frozen=True, kw_only=True, tag="user"):
+    """A function of the user's in place of a built-in kind.
+
+    In a config file ``kind`` is the name of the function, and every other key of the table is one of its keyword arguments.
+    """
+
+    function: str
+    """"package.module:function", or "path/to/file.py:function"."""
+    options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """The keyword arguments."""

@@ -1,4 +1,4 @@
-"""The staleness axis: what may be trained on, at what weight."""
+"""The staleness axis: the tokens that may be trained on, and their weight."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Staleness(Section, frozen=True, kw_only=True):
     """Importance weight of sampled tokens in the loss: none beyond the objective's own ratio; truncated at correct_cap;
     left out beyond correct_cap; left out outside correct_floor and correct_cap."""
     correct_level: Literal["token", "sequence", "geometric"] = "token"
-    """What is weighed: each token's ratio, the product over its sequence, or the geometric mean over its sequence."""
+    """The ratio that is weighed: each token's ratio, the product over its sequence, or the geometric mean over its sequence."""
     correct_cap: PositiveFloat = 2.0
-    """Where tis truncates the weight, and above which mis and icepop leave a token out."""
+    """The largest weight: tis truncates there, mis and icepop leave out tokens above it."""
     correct_cap_negative: PositiveFloat | None = None
     """The cap where the advantage is negative. None: correct_cap."""
     correct_floor: NonNegative = 0.0
-    """Where tis raises the weight to, and below which icepop leaves a token out."""
+    """The least weight: tis raises to it, icepop leaves out tokens below it."""
     normalise: bool = False
     """Divide the weights of a step by their mean over the tokens that are kept. Costs a forward pass before the first update."""

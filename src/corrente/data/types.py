@@ -325,7 +325,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     far as this is known; None: as the weights say. ``mixed`` (L,): sampled after weights had landed in the middle of its
     completion, so behind tokens of an older version; None: no token was. ``share``: the part of its sequence's trained tokens
     that is in this row, below 1 where what one agent said forked into several; they count as one sequence. Of several agents in a
-    row, the sum.
+    row, the sum. ``sequence_tokens``: sampled tokens of its sequence in all its rows, also those too old to be trained on: what a
+    mean over the sequence divides by. Of several agents in a row, their mean, so that each counts as one; 0: as many as are
+    trained.
     """
 
     group: int
@@ -339,6 +341,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     experts: Experts | None = None
     mixed: Mask | None = None
     share: float = 1.0
+    sequence_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         length = len(self.tokens)

@@ -50,12 +50,13 @@ def card(folder: Path, *, repo: str = "") -> str:
     config = _config(folder)
     whole = isinstance(config.adapters, Full)
     base = _base(config.model.path)
+    kinds = [schema.kind_of(section) for section in (config.algo.advantage, config.algo.objective)]
     data = ModelCardData(
         base_model=base or None,
         library_name="transformers" if whole else "peft",
         pipeline_tag="text-generation",
         model_name=repo.rpartition("/")[2] or folder.name,
-        tags=["corrente", "reinforcement-learning", config.algo.advantage, config.algo.loss],
+        tags=["corrente", "reinforcement-learning", *(kind.rpartition(":")[2] for kind in kinds)],
     )
     parts = [
         f"---\n{data.to_yaml()}\n---",
@@ -165,7 +166,7 @@ def _settings(config: RunConfig) -> str:
         "rewards": ", ".join(f"`{name}`" for name in rewards) or "of the environment",
         "steps": f"{config.run.steps}, of {config.run.prompts_per_step} prompts x {config.run.group_size} completions",
         "completions": f"at most {config.sampling.max_tokens} tokens at temperature {config.sampling.temperature:g}",
-        "advantage, loss": f"{config.algo.advantage}, {config.algo.loss}",
+        "advantage, objective": f"{schema.kind_of(config.algo.advantage)}, {schema.kind_of(config.algo.objective)}",
         "learning rate": f"{config.learner.lr:g}, {config.learner.schedule}",
         "weights trained": schema.kind_of(config.adapters),
         "asynchrony": f"buffer {schema.kind_of(config.buffer)}, at most {config.staleness.max} versions ahead, "

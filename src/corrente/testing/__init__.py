@@ -8,6 +8,7 @@ See docs/how-to/write-an-implementation.md.
 """
 
 from corrente.testing import samples
+from corrente.testing.algorithms import check_estimator, check_filter, check_objective
 from corrente.testing.buffers import check_buffer
 from corrente.testing.clock import run_virtual
 from corrente.testing.engines import EngineCase, check_engine
@@ -29,8 +30,11 @@ __all__ = [
     "check_buffer",
     "check_engine",
     "check_env",
+    "check_estimator",
+    "check_filter",
     "check_inflight",
     "check_learner",
+    "check_objective",
     "check_prompts",
     "check_scorer",
     "check_sink",

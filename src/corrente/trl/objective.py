@@ -1,18 +1,32 @@
-"""TRL's objective and its importance weights as the sections algo and staleness say them."""
+"""TRL's objective and its importance weights, as keys of the sections algo and staleness."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from corrente.config import schema
 from corrente.errors import ConfigError
+from corrente.trl.config import ARGUMENTS
 from corrente.trl.engines import uses_vllm
 
 Writes = Iterable[tuple[str, Any]]
 
-CLIPPED = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo")
-LOSSES = (*CLIPPED, "cispo", "sapo", "vespo")
-"""What TRL's loss_type may be; corrente={"algo.loss": ...} has more."""
+LOSSES = ("grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo")
+"""TRL's values of loss_type; corrente={"algo.objective.kind": ...} has more."""
+KEYS = {
+    "epsilon": "epsilon",
+    "epsilon_high": "epsilon_high",
+    "delta": "delta",
+    "importance_sampling_level": "importance_sampling_level",
+    "sapo_temperature_neg": "temperature_neg",
+    "sapo_temperature_pos": "temperature_pos",
+    "vespo_k_pos": "k_pos",
+    "vespo_lambda_pos": "lambda_pos",
+    "vespo_k_neg": "k_neg",
+    "vespo_lambda_neg": "lambda_neg",
+}
+"""TRL's arguments of an objective -> the keys of [algo.objective]."""
 SCALES = {True: "group", False: "none", "group": "group", "batch": "batch", "none": "none"}
 AGGREGATIONS = {"sum_then_normalize": "grpo", "normalize_then_sum": "gdpo"}
 MODES = {f"{level}_{way}": (level, way) for level in ("token", "sequence") for way in ("truncate", "mask")}
@@ -24,18 +38,32 @@ def objective(args: Any) -> Writes:
     """Loss, clip, KL and advantage."""
     if args.loss_type not in LOSSES:
         raise ConfigError(f"loss_type = {args.loss_type!r}: it must be one of {', '.join(LOSSES)}")
-    clipped = args.loss_type in CLIPPED
-    if clipped or args.says("epsilon"):
-        yield "algo.epsilon", args.epsilon
-    if clipped or args.loss_type == "cispo" or args.says("epsilon_high"):
-        yield "algo.epsilon_high", args.epsilon if args.epsilon_high is None else args.epsilon_high
-    yield "algo.delta", "none" if args.delta is None else args.delta
+    yield "algo.objective.kind", args.loss_type
+    has = schema.fields(schema.kinds("algo.objective")[args.loss_type])
+    for name, key in KEYS.items():
+        value = getattr(args, name)
+        if name == "epsilon_high" and value is None:
+            value = args.epsilon
+        if args.loss_type == "luspo" and name == "importance_sampling_level":
+            _check_luspo(value)
+        elif (
+            key in has or getattr(args, name) != ARGUMENTS[name].default
+        ):  # the loader refuses what the kind does not have
+            yield f"algo.objective.{key}", "none" if value is None else value
     if args.beta > 0:
         yield "algo.use_bias_correction_kl", bool(args.use_bias_correction_kl)
-    yield "algo.scale_rewards", _one_of("scale_rewards", args.scale_rewards, SCALES)
-    yield "algo.advantage", _one_of("multi_objective_aggregation", args.multi_objective_aggregation, AGGREGATIONS)
+    advantage = _one_of("multi_objective_aggregation", args.multi_objective_aggregation, AGGREGATIONS)
+    scale = _one_of("scale_rewards", args.scale_rewards, SCALES)
+    yield "algo.advantage.kind", advantage
+    if advantage == "grpo" or scale != "group":
+        yield "algo.advantage.scale_rewards", scale
     if args.off_policy_mask_threshold is not None:
         yield "staleness.off_policy_mask_threshold", args.off_policy_mask_threshold
+
+
+def _check_luspo(level: Any) -> None:
+    if level != "sequence":
+        raise ConfigError(f"importance_sampling_level = {level!r}: loss_type = 'luspo' needs 'sequence'")
 
 
 def corrections(args: Any) -> Writes:

@@ -58,7 +58,7 @@ def translate(args: Arguments, facts: Facts) -> RunConfig:
     """The RunConfig that ``args`` ask for. Raises ConfigError, naming the argument; combinations are for ``checks.check``."""
     check(args)
     steps = count(args, facts)
-    tables: dict[str, dict[str, Any]] = {}
+    tables: dict[str, Any] = {}
     passed = getattr(args, PASSED_ON) or {}
     for writes in (
         _direct(args),
@@ -75,8 +75,11 @@ def translate(args: Arguments, facts: Facts) -> RunConfig:
         facts.tables.items(),
     ):
         for full, value in writes:
-            section, _, leaf = full.partition(".")
-            tables.setdefault(section, {})[leaf] = value
+            *sections, leaf = full.split(".")
+            table = tables
+            for section in sections:
+                table = table.setdefault(section, {})
+            table[leaf] = value
     _follow(tables, passed)
     try:
         return parse_config(tables, [f"{k}={schema.show(v)}" for k, v in passed.items()], source="the arguments")
@@ -84,7 +87,7 @@ def translate(args: Arguments, facts: Facts) -> RunConfig:
         raise explained(error, args) from None
 
 
-def _follow(tables: dict[str, dict[str, Any]], passed: Mapping[str, Any]) -> None:
+def _follow(tables: dict[str, Any], passed: Mapping[str, Any]) -> None:
     """What depends on how tokens are drawn, now that it is known. vLLM says what was kept for a draw only where top_k bounds it;
     without, the weights of its samples stand for it, as they do in TRL."""
     drawn = {name: passed.get(f"sampling.{name}", tables["sampling"][name]) for name in DRAWN}
