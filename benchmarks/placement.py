@@ -27,10 +27,11 @@ import anyio
 import numpy as np
 from transformers import AutoTokenizer
 
+from corrente.common.spawn import WorkerPlace
 from corrente.config import Model, Procs, RunConfig
 from corrente.data.types import Batch, Completion, Request, Row, Sampling
 from corrente.runtime.base import Workers
-from corrente.runtime.placement import Places, WorkerPlace, places
+from corrente.runtime.placement import Places, places
 from corrente.runtime.procs import ProcsRuntime
 
 GROUPS, MEMBERS = 8, 8

@@ -28,9 +28,10 @@ import anyio
 import numpy as np
 
 from corrente import config as c
+from corrente.common.spawn import WorkerPlace
 from corrente.data.types import Batch, Request, Row, Sampling
 from corrente.runtime.base import Workers
-from corrente.runtime.placement import WorkerPlace, available_cpus, environment
+from corrente.runtime.placement import available_cpus, computing_place
 from corrente.runtime.procs import ProcsRuntime
 
 KINDS: dict[str, Callable[..., Any]] = {"shm": c.Shm, "disk": c.Disk, "http": c.Http, "collective": c.Collective}
@@ -173,9 +174,9 @@ def main() -> None:
     if given.copies_only:
         sys.stdout.write(json.dumps(copies(given.model, threads=given.threads, repeats=given.repeats)))
         return
-    place = WorkerPlace(cpus=available_cpus(), threads=given.threads, nice=0)
+    place = computing_place(WorkerPlace(cpus=available_cpus(), threads=given.threads), os.environ)
     command = [sys.executable, *sys.argv, "--copies-only"]
-    done = subprocess.run(command, env=environment(place, os.environ), stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(command, env={**os.environ, **place.environment()}, stdout=subprocess.PIPE, check=True)
     figures: dict[str, dict[str, float]] = {"copies": json.loads(done.stdout)}
     tell("copies", figures["copies"])
     for transport in given.transport:

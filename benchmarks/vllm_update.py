@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from corrente.common.local_spawner import open_local_spawner
 from corrente.config import Model, RunConfig, Vllm
 from corrente.data.types import Request, Sampling
 from corrente.engine.vllm.launcher import VllmLauncher
-from corrente.runtime.launching import RunWeights
+from corrente.runtime.run_weights import RunWeights
 from corrente.sync import outbox
 from corrente.sync.base import Order, Update
 from corrente.sync.memory import SharedMemory, map_slots
@@ -94,7 +95,10 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     section = Vllm(max_context=max(64, args.tokens + 16), max_sequences=args.requests)
     config = RunConfig(model=Model(path=args.model), engine=section)
     memory = SharedMemory()
-    async with VllmLauncher(config, weights=RunWeights(memory)).launch(0) as replica:
+    async with (
+        open_local_spawner() as spawner,
+        VllmLauncher(config, weights=RunWeights(memory), spawner=spawner).launch(0) as replica,
+    ):
         engine: Any = replica.engine
         publisher = Publisher(config, replica, memory)
         await publisher.publish()

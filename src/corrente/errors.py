@@ -14,7 +14,7 @@ CorrenteError
 │   ├── DivergedError(ArithmeticError) non-finite loss or gradient
 │   ├── AlarmError                    samples left their band, and alarm.action is stop
 │   ├── SyncError                     new weights could not be brought to every engine
-│   ├── WorkerDied                    a child process ended; carries its name and last words
+│   ├── WorkerDied                    a worker process ended; carries its name and its last output
 │   └── CheckpointError(OSError)      a checkpoint could not be written or read
 ├── FetchError(OSError)               a model could not be downloaded, verified or converted    -> exit code 1
 ├── Interrupted                       a second Ctrl-C: stopped at once, without a checkpoint    -> exit code 130
@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -37,7 +38,7 @@ class CorrenteError(Exception):
 
 
 class ConfigError(CorrenteError, ValueError):
-    """What was given, what is allowed, which key to change."""
+    """A setting is wrong; the message says what was given, what is allowed and which key to change."""
 
 
 class RolloutError(CorrenteError, RuntimeError):
@@ -81,7 +82,7 @@ class DivergedError(PipelineError, ArithmeticError):
 
 
 class AlarmError(PipelineError):
-    """What a step reports of its samples left its band, and ``alarm.action`` is "stop"."""
+    """A number that a step reports of its samples left its band, and ``alarm.action`` is "stop"."""
 
 
 class SyncError(PipelineError):
@@ -96,7 +97,7 @@ _NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconf
 
 
 def described(error: BaseException) -> str:
-    """What the code of users raised: kind, words, and the last line of theirs that it came through."""
+    """One line about an exception of users' code: its class, its message, and the last line of theirs that it came through."""
     text = f"{type(error).__name__}: {error}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
@@ -123,14 +124,29 @@ class LedgerError(CorrenteError, AssertionError):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What decides, of the failures inside nested exception groups: one that ends a run, else one of ours, else the first.
+    """The failure that decides, of those inside nested exception groups: an interrupt, else a dead worker (every call that waited
+    for it fails too), else one that ends a run, else one of ours, else the first.
 
     Environments and scorers may use task groups of their own; what they raise is then judged like a plain exception.
     """
     leaves = list(_leaves(error))
+    interrupts = (e for e in leaves if not isinstance(e, Exception))
+    deaths = (e for e in leaves if isinstance(e, WorkerDied))
     fatal = (e for e in leaves if isinstance(e, PipelineError | LedgerError))
     ours = (e for e in leaves if isinstance(e, CorrenteError))
-    return next(fatal, None) or next(ours, None) or leaves[0]
+    return next((found for kind in (interrupts, deaths, fatal, ours) for found in kind), leaves[0])
+
+
+@contextmanager
+def raising_root_cause() -> Generator[None]:
+    """Replace an exception group that leaves the block by its root cause, whose ``__cause__`` it is where it holds more."""
+    group: BaseExceptionGroup[BaseException] | None = None
+    try:
+        yield
+    except BaseExceptionGroup as caught:
+        group = caught
+    if group is not None:
+        raise root_cause(group) from (group if len(list(_leaves(group))) > 1 else None)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -204,7 +204,7 @@ def test_killed_worker_ends_the_run_within_a_second_and_is_named(victim: str):
             os.kill(pid, signal.SIGKILL)
             await anyio.sleep_forever()
 
-    with pytest.raises(WorkerDied, match=rf"^{victim} \(pid \d+\) was killed by SIGKILL; it left no word$"):
+    with pytest.raises(WorkerDied, match=rf"^{victim} \(pid \d+\) was killed by SIGKILL; it wrote nothing to stderr$"):
         _run(body)
     (noticed,) = noticed_at
     assert noticed - killed_at < 1.0
@@ -222,12 +222,12 @@ def test_idle_worker_that_is_killed_is_noticed_too():
 @pytest.mark.parametrize(
     ("order", "ending"),
     [
-        (EXIT, r"exited with code 3; last words: so long / and thanks \(all of it in .*engine.log\)$"),
-        (RAISE, r"exited with code 1; last words: .*ZeroDivisionError: told to \(all of it in .*engine.log\)$"),
-        (KILL, r"was killed by SIGKILL; it left no word \(all of it in .*engine.log\)$"),
+        (EXIT, r"exited with code 3; last output: so long / and thanks; see .*/logs/engine\.log$"),
+        (RAISE, r"exited with code 1; last output: .*ZeroDivisionError: told to; see .*/logs/engine\.log$"),
+        (KILL, r"was killed by SIGKILL; it wrote nothing to stderr; see .*/logs/engine\.log$"),
     ],
 )
-def test_worker_that_ends_by_itself_leaves_its_last_words(order: int, ending: str, tmp_path: Path):
+def test_worker_that_ends_by_itself_is_named_with_its_last_output_and_its_log(order: int, ending: str, tmp_path: Path):
     async def body(workers: Workers) -> None:
         await workers.engine.generate(_request(order))
 
@@ -256,7 +256,9 @@ def test_worker_that_dies_before_it_is_ready_is_named():
     async def body(workers: Workers) -> None:
         raise AssertionError("never")
 
-    with pytest.raises(WorkerDied, match=r"^learner \(pid \d+\) exited with code 3; last words: so long / and thanks$"):
+    with pytest.raises(
+        WorkerDied, match=r"^learner \(pid \d+\) exited with code 3; last output: so long / and thanks$"
+    ):
         _run(body, _runtime(learner="standins:leaves"))
 
 

@@ -18,12 +18,14 @@ import anyio
 import numpy as np
 import pytest
 
+from corrente.common import rpc
+from corrente.common.serialization import decode
 from corrente.config import Limits, Pool, Run, RunConfig, Shm
 from corrente.data.types import Batch, Completion, Request, Sampling
 from corrente.errors import WorkerDied
-from corrente.runtime import greeting, wire
+from corrente.runtime import handshake
 from corrente.runtime.base import Workers
-from corrente.runtime.greeting import Hello, Refused
+from corrente.runtime.handshake import Hello, Refused
 from corrente.runtime.procs import ProcsRuntime
 from corrente.testing import SyncCase, check_sync
 
@@ -38,7 +40,7 @@ Body = Callable[[Workers], Awaitable[None]]
 def _standins(monkeypatch: pytest.MonkeyPatch):
     """Workers find the stand-in cores where the controller does."""
     monkeypatch.syspath_prepend(HERE)
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
 
 
 class News:
@@ -156,7 +158,8 @@ def test_one_of_two_killed_the_run_goes_on_within_a_second_and_it_comes_back_cur
 
     news = _run(body)
     assert (
-        news.when(r"^engine-0 \(pid \d+\) was killed by SIGKILL; it left no word; another replica is ready") - killed_s
+        news.when(r"^engine-0 \(pid \d+\) was killed by SIGKILL; it wrote nothing to stderr; another replica is ready")
+        - killed_s
         < 1.0
     )
     assert news.told[-1][1] == "engine-0 is ready, at version 1"
@@ -186,7 +189,9 @@ def test_the_last_death_ends_the_run_with_its_name():
         await anyio.sleep(5)
         raise AssertionError("still running")
 
-    with pytest.raises(WorkerDied, match=r"^engine-[01] \(pid \d+\) was killed by SIGKILL; it left no word$"):
+    with pytest.raises(
+        WorkerDied, match=r"^engine-[01] \(pid \d+\) was killed by SIGKILL; it wrote nothing to stderr$"
+    ):
         _run(body, pool=Pool(replicas=2, restarts=0))
 
 
@@ -270,11 +275,11 @@ def _open_to_guests(folder: Path) -> dict[str, Any]:
 def test_an_engine_joins_is_published_to_and_leaves_with_nothing_lost(tmp_path: Path):
     folder = tmp_path / ("a long name of a folder " * 8) / "run"
     folder.mkdir(parents=True)
-    (folder / greeting.SOCKET).write_text("left behind by a run that was killed")
+    (folder / handshake.SOCKET).write_text("left behind by a run that was killed")
 
     async def body(workers: Workers, news: News) -> None:
         await _publish(workers, 0)
-        assert {(folder / name).stat().st_mode & 0o777 for name in (greeting.SOCKET, greeting.TOKEN)} == {0o600}
+        assert {(folder / name).stat().st_mode & 0o777 for name in (handshake.SOCKET, handshake.TOKEN)} == {0o600}
         with _guest(folder) as guest:
             await _ready(workers, 2)
             await _step(workers)
@@ -331,16 +336,16 @@ def test_who_does_not_fit_is_told_so_in_one_line_and_the_run_goes_on(tmp_path: P
         (other / "config.json").write_text("{}")
         with _guest(tmp_path / "run", "--model", str(other)) as guest:
             assert await _end_of(guest) == (2, "corrente: --join: another model: the run has that of sand\n")
-        token = (tmp_path / "run" / greeting.TOKEN).read_text()
+        token = (tmp_path / "run" / handshake.TOKEN).read_text()
         assert await _greet(tmp_path / "run", Hello(token=token, pid=1, version="0")) == Refused(
             why=f"the run is of corrente {Hello(token='', pid=1).version}, this is 0", wrong=True
         )
-        (tmp_path / "run" / greeting.TOKEN).write_text("another")
+        (tmp_path / "run" / handshake.TOKEN).write_text("another")
         with _guest(tmp_path / "run") as guest:
             code, said = await _end_of(guest)
         assert (code, said.count("\n")) == (1, 1)
         assert "the token is not this run's" in said
-        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, wire.frame(Refused(why="no, you"))):
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, rpc.frame(Refused(why="no, you"))):
             await _shout(tmp_path / "run", noise)
         async with _asking(workers, 1, tokens=3) as answers:
             pass
@@ -361,16 +366,16 @@ def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path):
 
 
 async def _shout(folder: Path, noise: bytes) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, greeting.address(folder) as path:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, handshake.socket_path(folder) as path:
         connection.connect(path)
         connection.sendall(noise)
     await anyio.sleep(0.05)
 
 
 async def _greet(folder: Path, hello: Hello) -> Any:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, greeting.address(folder) as path:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, handshake.socket_path(folder) as path:
         connection.connect(path)
-        connection.sendall(wire.frame(hello))
+        connection.sendall(rpc.frame(hello))
         connection.setblocking(False)
         await anyio.wait_readable(connection)
-        return wire.decode(wire.Frames().feed(connection.recv(1 << 16))[0], Refused)
+        return decode(rpc.FrameReader().feed(connection.recv(1 << 16))[0], Refused)

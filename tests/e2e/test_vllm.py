@@ -26,11 +26,13 @@ from tests.e2e.vllm_tiny import CONTEXT, build, logprobs, logprobs_across, weigh
 from torch._C._distributed_c10d import PrefixStore
 from transformers import AutoModelForCausalLM
 
+from corrente.common.local_spawner import open_local_spawner
 from corrente.config import Collective, Disk, Http, Lora, Model, OldWeights, Run, RunConfig, Shm, Vllm
 from corrente.config.load import parse_config
 from corrente.controller.parts import RunResult
 from corrente.data.types import Completion, Request, Sampling, Tokens
 from corrente.engine.embedded.stop import load_decoder
+from corrente.engine.launcher import Replica
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.client import Client, ServerError, opened
 from corrente.engine.vllm.engine import VllmEngine
@@ -38,7 +40,7 @@ from corrente.engine.vllm.launcher import VllmLauncher
 from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.train import run_training
 from corrente.errors import SyncError, WorkerDied
-from corrente.runtime.launching import RunWeights
+from corrente.runtime.run_weights import RunWeights
 from corrente.sim.parts import RecordingSink
 from corrente.sync import outbox
 from corrente.sync.base import OnDisk, Order, Update
@@ -87,6 +89,14 @@ class Bench:
         return outbox.build(config, self.layout)
 
 
+@asynccontextmanager
+async def _launched(config: RunConfig, memory: SharedMemory, *, logs: Path | None = None) -> AsyncGenerator[Replica]:
+    async with open_local_spawner() as spawner:
+        launcher = VllmLauncher(config, weights=RunWeights(memory), spawner=spawner, logs=logs)
+        async with launcher.launch(0) as replica:
+            yield replica
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("vllm")
@@ -94,10 +104,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         run=Run(dir=str(folder)), model=Model(path=str(write_model(folder / "model"))), engine=Vllm(max_context=CONTEXT)
     )
     memory = SharedMemory()
-    with start_blocking_portal() as portal:
-        launcher = VllmLauncher(config, weights=RunWeights(memory), logs=folder)
-        with portal.wrap_async_context_manager(launcher.launch(0)) as replica:
-            yield Bench(portal, config, replica.engine, replica.layout, memory)  # pyright: ignore[reportArgumentType]
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_launched(config, memory, logs=folder)) as replica,
+    ):
+        yield Bench(portal, config, replica.engine, replica.layout, memory)  # pyright: ignore[reportArgumentType]
     memory.close()
 
 
@@ -437,13 +448,13 @@ def _processes(word: str) -> list[int]:
 def test_a_server_that_loses_a_process_is_dead_within_a_second_and_leaves_nothing(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """And the request that waited for it says so, with its last words."""
+    """And the request that waited for it says so, with the last it wrote."""
     config = RunConfig(model=Model(path=str(write_model(tmp_path / "model"))), engine=Vllm(max_context=128))
     memory = SharedMemory()
     others = _folders()
 
     async def run() -> None:
-        async with VllmLauncher(config, weights=RunWeights(memory)).launch(0) as replica:
+        async with _launched(config, memory) as replica:
             engine: Any = replica.engine
             mapped = SharedMemory()
             mapped.reserve(replica.layout.nbytes)
@@ -608,7 +619,7 @@ def test_adapters_are_served_by_version_and_kept_while_in_use(tmp_path: Path) ->
     memory = SharedMemory()
 
     async def run() -> None:
-        async with VllmLauncher(config, weights=RunWeights(memory), logs=tmp_path).launch(0) as replica:
+        async with _launched(config, memory, logs=tmp_path) as replica:
             engine: Any = replica.engine
             assert replica.layout.nbytes < 0.5 * sum(t.nbytes for t in learners[0].model.state_dict().values())
             first, second = map_slots(memory.fd, replica.layout.nbytes)

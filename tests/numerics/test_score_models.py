@@ -33,7 +33,7 @@ from corrente.data.types import Group, Sampling, Scores
 from corrente.errors import ConfigError
 from corrente.score import networks
 from corrente.score.build import open_scorer
-from corrente.score.messages import Judge, Judged, Opinion, Sample
+from corrente.score.messages import JudgeSamples, Opinion, Sample
 from corrente.score.teacher import TeacherSource, scored_contexts
 from corrente.testing import samples
 from corrente.trl import bring
@@ -89,9 +89,7 @@ def write(folder: Path, kind: Any, *, labels: int = 1, chat: bool = False, **cha
 
 
 def ask(respond: networks.Respond, *asked: Sample, top: int = 0) -> list[Opinion]:
-    answer = respond(Judge(samples=list(asked), top=top))
-    assert isinstance(answer, Judged)
-    return answer.opinions
+    return respond(JudgeSamples(samples=list(asked), top=top))
 
 
 def ids(text: str) -> list[int]:

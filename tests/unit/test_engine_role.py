@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from corrente import errors
+from corrente.common import rpc
+from corrente.common.serialization import decode
 from corrente.config import Collective, Disk, Run, RunConfig
 from corrente.data.types import Batch, Completion, Request, Sampling, Scores
 from corrente.runtime import wire
@@ -25,20 +27,20 @@ class Desk:
     """Asks a role, and keeps what it answers by itself."""
 
     def __init__(self, make: type[EngineRole] | type[LearnerRole]) -> None:
-        self.said: queue.SimpleQueue[wire.Answer] = queue.SimpleQueue()
+        self.said: queue.SimpleQueue[rpc.RpcAnswer] = queue.SimpleQueue()
         self.role = make(self.said.put)
         self.number = 0
 
-    def ask(self, body: wire.Body) -> wire.Answer | None:
+    def ask(self, body: wire.Body) -> rpc.RpcAnswer | None:
         self.number += 1
-        return self.role.handle(wire.Rpc(self.number, body))
+        return self.role.handle(rpc.RpcCall(self.number, body))
 
     def get(self, body: wire.Body, kind: object) -> object:
         answer = self.ask(body)
-        assert isinstance(answer, wire.Reply)
-        return wire.decode(answer.value, kind)
+        assert isinstance(answer, rpc.RpcReply)
+        return decode(answer.value, kind)
 
-    def heard(self) -> wire.Answer:
+    def heard(self) -> rpc.RpcAnswer:
         return self.said.get(timeout=PATIENCE_S)
 
 
@@ -67,7 +69,7 @@ def _offer(learner: Desk, version: int, slot: int) -> OnDisk:
 def _publish(engine: Desk, learner: Desk, version: int) -> None:
     learner.ask(wire.StepRpc(batch=Batch(step=0, version=0, rows=(), sequences=0, tokens=0)))
     assert engine.ask(wire.Receive(offer=_offer(learner, version, version % 2))) is None
-    assert isinstance(engine.heard(), wire.Reply)
+    assert isinstance(engine.heard(), rpc.RpcReply)
     engine.get(wire.Apply(update=Update(version=version, slot=version % 2), mode="swap"), float)
 
 
@@ -96,7 +98,7 @@ def test_slot_in_use_is_not_reserved_and_a_free_one_at_once(desks: tuple[Desk, D
         engine.ask(wire.Reserve(slot=0))
     assert engine.ask(wire.Reserve(slot=1)) is None
     (answer,) = engine.role.work()
-    assert isinstance(answer, wire.Reply)
+    assert isinstance(answer, rpc.RpcReply)
     assert answer.id == engine.number
 
 
@@ -110,7 +112,7 @@ def test_slot_is_reserved_once_no_live_sequence_samples_from_it(desks: tuple[Des
     engine.ask(_request("a"))
     assert engine.role.work() == []
     engine.ask(wire.Reserve(slot=1))
-    engine.ask(wire.CancelRpc(call=engine.number))
+    engine.ask(rpc.CancelCall(call=engine.number))
     taken = False
     assert [answer.id for answer in engine.role.work()] == [reserving]
     assert engine.role.work() == []
@@ -146,9 +148,9 @@ def test_decoding_goes_on_while_a_fetch_waits_and_a_cancelled_fetch_ends(desks: 
         engine.role.work()
     assert len(engine.get(wire.Partials(ids=("a",)), dict[str, Completion])["a"].tokens) == 5  # pyright: ignore
     assert engine.said.empty()
-    engine.ask(wire.CancelRpc(call=receiving))
+    engine.ask(rpc.CancelCall(call=receiving))
     answer = engine.heard()
-    assert isinstance(answer, wire.Failed)
+    assert isinstance(answer, rpc.RpcFailure)
     assert (answer.id, answer.error) == (receiving, "SyncError")
     with pytest.raises(errors.SyncError, match="not in slot 1"):
         engine.ask(wire.Apply(update=Update(version=1, slot=1), mode="swap"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corrente.runtime.placement import BASE_NICE, WorkerPlace, environment, places, share
+from corrente.common.spawn import WorkerPlace
+from corrente.runtime.placement import BASE_NICE, computing_place, places, share
 
 
 def test_shared_gives_both_every_core():
@@ -37,11 +38,10 @@ def test_priority_shares_all_cores_and_lets_one_side_go_first():
 
 
 @pytest.mark.parametrize(("asked", "threads"), [("", "4"), ("2", "2"), ("9", "4"), ("0", "4"), ("many", "4")])
-def test_environment_sizes_thread_pools_and_keeps_a_smaller_wish(asked: str, threads: str):
+def test_place_sizes_thread_pools_and_keeps_the_users_smaller_number(asked: str, threads: str):
     place = WorkerPlace(cpus=(0, 1, 2, 3), threads=4, nice=1)
-    found = environment(place, {"OMP_NUM_THREADS": asked, "HOME": "/root"})
+    found = computing_place(place, {"OMP_NUM_THREADS": asked}).environment()
     assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == found["OPENBLAS_NUM_THREADS"] == threads
-    assert found["HOME"] == "/root"
     assert found["OMP_WAIT_POLICY"] == "passive"
 
 
@@ -53,9 +53,9 @@ def test_environment_sizes_thread_pools_and_keeps_a_smaller_wish(asked: str, thr
         ("glibc.cpu.x86_non_temporal_threshold=0x100000", "glibc.cpu.x86_non_temporal_threshold=0x100000"),
     ],
 )
-def test_environment_adds_to_the_users_tunables(given: str, expected: str):
+def test_place_adds_to_the_users_tunables(given: str, expected: str):
     place = WorkerPlace(cpus=(0,), threads=1, nice=1)
-    assert environment(place, {"GLIBC_TUNABLES": given})["GLIBC_TUNABLES"] == expected
+    assert computing_place(place, {"GLIBC_TUNABLES": given}).variables["GLIBC_TUNABLES"] == expected
 
 
 @pytest.mark.parametrize(

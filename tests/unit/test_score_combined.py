@@ -6,6 +6,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,17 +14,18 @@ import numpy as np
 import pytest
 
 from corrente.common import serialization
+from corrente.common.spawn import ANYWHERE, WorkerPlace, WorkerRole
 from corrente.common.threads import inline
 from corrente.config.rewards import RewardModelScorer
 from corrente.data.types import Group, StepScore
-from corrente.errors import ConfigError
+from corrente.errors import ConfigError, WorkerDied
 from corrente.score.base import ScoreResult
 from corrente.score.batching import Batcher, pick_batch
 from corrente.score.build import scorer_terms
 from corrente.score.call_stats import percentile
 from corrente.score.combined import ALWAYS_FAILING_AFTER, CombinedScorer, ScorerTerms
 from corrente.score.functions import FunctionSource, FunctionsScorer, RunProgress
-from corrente.score.messages import Judge, Judged, Opinion, Sample
+from corrente.score.messages import Opinion, Sample
 from corrente.score.models import ModelProcess, RewardModelSource
 from corrente.testing import samples
 from corrente.testing.clock import run_virtual
@@ -304,29 +306,34 @@ def test_batches_grow_with_load_and_nobody_is_forgotten():
     assert (batches, now_s) == ([1, 4, 4], 3.0)
 
 
-class ModelChild:
-    """A process with a model, which takes ``wait_s`` for a batch."""
+class ModelWorkers:
+    """A spawner of workers with a model that takes ``wait_s`` for a batch. Implements Spawner, and Worker."""
+
+    label, output = "a model", ""
 
     def __init__(self, wait_s: float) -> None:
-        self.wait_s, self.killed = wait_s, False
+        self.wait_s, self.stopped = wait_s, False
 
-    async def ready(self, within_s: float, *, name: str) -> None:
-        await anyio.lowlevel.checkpoint()
+    async def spawn(self, role: WorkerRole, *, place: WorkerPlace = ANYWHERE, log: Path | None = None) -> ModelWorkers:
+        return self
 
-    async def ask(self, question: Judge) -> Judged:
+    async def call(self, body: Any, kind: Any, **more: Any) -> Any:
         await anyio.sleep(self.wait_s)
-        return Judged(opinions=[Opinion(score=1.0) for _ in question.samples])
+        return [Opinion(score=1.0) for _ in body.samples]
 
-    def kill(self) -> None:
-        self.killed = True
+    async def ended(self) -> WorkerDied:
+        raise AssertionError("nobody asks")
+
+    async def stop(self, within_s: float) -> None:
+        self.stopped = True
 
 
 @pytest.mark.parametrize(("wait_s", "status", "ended_s"), [(1.0, "ok", 8.0), (5.0, "timeout", 1.5)])
 def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait_s: float, status: str, ended_s: float):
     """Eight groups at once, a batch each; each batch has 1.5 s."""
-    child = ModelChild(wait_s)
+    workers = ModelWorkers(wait_s)
     process = ModelProcess(
-        "a role", {}, name="rm", batch=1 if status == "ok" else 8, deadline_s=1.5, spawn=lambda *_, **__: child
+        "a:function", {}, name="rm", spawner=workers, batch=1 if status == "ok" else 8, deadline_s=1.5
     )
     panel = CombinedScorer([(RewardModelSource(process), scorer_terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
 
@@ -349,7 +356,7 @@ def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait
 
     groups, now_s = run_virtual(main)
     assert {e.status for g in groups for e in g.episodes} == {status}
-    assert (now_s, child.killed) == (ended_s, status != "ok")
+    assert (now_s, workers.stopped) == (ended_s, status != "ok")
     assert panel.stats()["score/rm_timeouts"] == (8.0 if status != "ok" else 0.0)
 
 

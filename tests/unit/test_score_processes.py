@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from tests.unit import misbehaving_rewards
 
+from corrente.common.local_spawner import open_local_spawner
 from corrente.errors import ConfigError
 from corrente.score.combined import CombinedScorer, ScorerTerms
 from corrente.score.functions import RunProgress
@@ -30,16 +30,22 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def opened(
-    function: str, *, deadline_s: float = 30.0, workers: int = 1, log: Path | None = None, **options: Any
+    function: str, *, deadline_s: float = 30.0, workers: int = 1, logs: Path | None = None, **options: Any
 ) -> AsyncIterator[CombinedScorer]:
-    source = ProcessSource(
-        f"{HERE}:{function}", state_of=RunProgress(every=2), options=options, workers=workers, log=log
-    )
-    try:
-        await source.open()
-        yield CombinedScorer([(source, ScorerTerms(deadline_s=deadline_s, at_once=workers))])
-    finally:
-        source.close()
+    async with open_local_spawner() as spawner:
+        source = ProcessSource(
+            f"{HERE}:{function}",
+            state_of=RunProgress(every=2),
+            options=options,
+            workers=workers,
+            spawner=spawner,
+            logs=logs,
+        )
+        try:
+            await source.open()
+            yield CombinedScorer([(source, ScorerTerms(deadline_s=deadline_s, at_once=workers))])
+        finally:
+            await source.close()
 
 
 def run(body: Callable[[], Awaitable[T]]) -> T:
@@ -130,7 +136,7 @@ def test_killed_process_takes_along_what_it_forked(deed: str, tmp_path: Path):
     ("deed", "error"),
     [
         ("exit", "exited with code 3"),
-        ("_exit", "exited with code 4; last words: gone with a word"),
+        ("_exit", "exited with code 4; last output: gone with a word"),
         ("crash", "was killed by SIGSEGV"),
         ("raise", "by_text: KeyError: 'gold'"),
     ],
@@ -148,14 +154,14 @@ def test_call_that_ends_its_process_costs_its_episodes_and_says_how(deed: str, e
 
 def test_output_of_a_process_goes_to_the_log_and_is_never_taken_for_an_answer(tmp_path: Path):
     async def main() -> None:
-        async with opened("by_text", log=tmp_path / "verifier.log") as panel:
+        async with opened("by_text", logs=tmp_path) as panel:
             assert [e.reward for e in (await panel.score(samples.group(texts=["say word"]))).episodes] == [1.0]
             (lost,) = (await panel.score(samples.group(texts=["_exit"]))).episodes
-            assert lost.error.endswith("gone with a word")
-            assert len(lost.error) < 500
+            assert lost.error.endswith(f"gone with a word; see {tmp_path / 'scorer-by_text.log'}")
+            assert len(lost.error) < 2000
 
     run(main)
-    assert (tmp_path / "verifier.log").read_text().startswith("wordword")
+    assert (tmp_path / "scorer-by_text.log").read_text().startswith("wordword")
 
 
 def test_state_and_logs_cross_to_the_process_and_back():
@@ -214,13 +220,14 @@ def test_close_ends_processes_that_are_in_the_middle_of_something(tmp_path: Path
 def test_killed_controller_takes_its_processes_with_it(tmp_path: Path):
     code = f"""
 import anyio
+from corrente.common.local_spawner import open_local_spawner
 from corrente.score.functions import RunProgress
 from corrente.score.processes import ProcessSource
 from corrente.testing import samples
 async def main():
-    source = ProcessSource({str(HERE)!r} + ":by_text", state_of=RunProgress())
-    await source.open()
-    async with anyio.create_task_group() as tasks:
+    async with open_local_spawner() as spawner, anyio.create_task_group() as tasks:
+        source = ProcessSource({str(HERE)!r} + ":by_text", state_of=RunProgress(), spawner=spawner)
+        await source.open()
         await source.score_episodes(samples.group(texts=["pid {tmp_path}"]))
         tasks.start_soon(source.score_episodes, samples.group(texts=["hang"]))
         await anyio.sleep(0.2)
@@ -237,18 +244,22 @@ anyio.run(main)
     run(lambda: ended(int((tmp_path / "pid").read_text())))
 
 
-def test_function_that_cannot_be_imported_there_is_refused_at_the_start(tmp_path: Path):
+def test_function_that_cannot_be_imported_there_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     broken = tmp_path / "broken.py"
     broken.write_text(
         "import os\nif os.environ.get('CORRENTE_TEST_BREAKS'): raise OSError('no verifier')\ndef f(): ...\n"
     )
-    source = ProcessSource(f"{broken}:f", state_of=RunProgress())
-    os.environ["CORRENTE_TEST_BREAKS"] = "1"
-    try:
-        with pytest.raises(ExceptionGroup) as caught:
-            run(source.open)
-    finally:
-        del os.environ["CORRENTE_TEST_BREAKS"]
+
+    async def main() -> None:
+        async with open_local_spawner() as spawner:
+            source = ProcessSource(f"{broken}:f", state_of=RunProgress(), spawner=spawner)
+            monkeypatch.setenv("CORRENTE_TEST_BREAKS", "1")
+            await source.open()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(main)
     (error,) = caught.value.exceptions
     assert isinstance(error, ConfigError)
     assert "no verifier" in str(error)
@@ -266,7 +277,7 @@ def test_function_that_cannot_be_imported_there_is_refused_at_the_start(tmp_path
 )
 def test_function_that_a_process_could_not_import_is_refused_with_the_reason(function: Any, why: str):
     with pytest.raises(ConfigError, match=why):
-        ProcessSource(function, state_of=RunProgress())
+        path_of(function)
 
 
 def test_function_of_a_module_is_known_by_its_path():

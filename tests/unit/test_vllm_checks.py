@@ -14,12 +14,13 @@ import pytest
 from tests.refusals import refusal
 
 from corrente import config as c
+from corrente.common.local_spawner import open_local_spawner
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.checks import check
 from corrente.engine.vllm.launcher import VllmLauncher
 from corrente.engine.vllm.layout import Parameter, build, checkpoint_shapes
 from corrente.errors import ConfigError
-from corrente.runtime.launching import RunWeights
+from corrente.runtime.run_weights import RunWeights
 
 
 @pytest.fixture
@@ -113,8 +114,10 @@ def test_a_server_that_cannot_be_started_leaves_no_folder(
     settings = config(engine=c.Vllm(python=str(python)), model=c.Model(path=str(tmp_path / "nowhere")))
 
     async def launch() -> None:
-        async with VllmLauncher(settings, weights=RunWeights()).launch(0):
-            raise AssertionError("started")
+        async with open_local_spawner() as spawner:
+            launcher = VllmLauncher(settings, weights=RunWeights(), spawner=spawner)
+            async with launcher.launch(0):
+                raise AssertionError("started")
 
     with pytest.raises(ConfigError, match="cannot be read"):
         anyio.run(launch)

@@ -192,7 +192,7 @@ def test_a_dead_server_is_not_asked_again() -> None:
     dead: list[WorkerDied] = []
 
     async def body(engine: VllmEngine, fake: Fake) -> None:
-        dead.append(WorkerDied("vllm-0 was killed by signal 9; last words: oops"))
+        dead.append(WorkerDied("vllm-0 was killed by signal 9; last output: oops"))
         before = len(fake.asked)
         with pytest.raises(WorkerDied, match="oops"):
             await engine.generate(ask())

@@ -11,15 +11,16 @@ from tests.unit.test_vllm_client import control
 from tests.unit.vllm_fake import Asked, Handler, Say, serving
 
 from corrente import config as c
+from corrente.common.local_spawner import open_local_spawner
 from corrente.engine.vllm import launcher
 from corrente.engine.vllm.launcher import VllmLauncher
 from corrente.errors import ConfigError, root_cause
-from corrente.runtime.launching import RunWeights
+from corrente.runtime.run_weights import RunWeights
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "LOOK_S", 0.001)
+    monkeypatch.setattr(launcher, "POLL_S", 0.001)
 
 
 def attach(handler: Handler, folder: Path, *, within_s: float, told: list[str] | None = None) -> str:
@@ -28,11 +29,14 @@ def attach(handler: Handler, folder: Path, *, within_s: float, told: list[str] |
 
     async def run() -> str:
         with anyio.fail_after(20):
-            async with serving(handler) as fake:
+            async with serving(handler) as fake, open_local_spawner() as spawner:
                 engine = c.Vllm(urls=(fake.url,), start_deadline_s=within_s)
                 config = c.RunConfig(engine=engine, model=c.Model(path=str(folder)), sync=c.Disk())
                 made = VllmLauncher(
-                    config, weights=RunWeights(), tell=lambda level, line: said.append(f"{level}: {line}")
+                    config,
+                    weights=RunWeights(),
+                    spawner=spawner,
+                    tell=lambda level, line: said.append(f"{level}: {line}"),
                 )
                 async with made.launch(0) as replica:
                     return replica.name

@@ -149,9 +149,9 @@ def engine(
 ) -> None:
     """Serve a run of this host as one more engine, until it ends; Ctrl-C leaves it, and what is under way goes on elsewhere."""
     with _exits():
-        from corrente.runtime import joiner
+        from corrente.runtime.join_client import join_run
 
-        joiner.join(join, model=model, threads=threads)
+        join_run(join, model=model, threads=threads)
 
 
 @app.command()

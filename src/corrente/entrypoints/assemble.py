@@ -11,6 +11,8 @@ import msgspec
 from corrente import config as c
 from corrente.buffer.base import Buffer
 from corrente.common.imports import load_object
+from corrente.common.local_spawner import open_local_spawner
+from corrente.common.spawn import Spawner
 from corrente.config import RunConfig
 from corrente.controller import checkpoint_folder
 from corrente.controller.parts import Parts
@@ -19,7 +21,6 @@ from corrente.controller.snapshot import Snapshot
 from corrente.data.types import Sampling
 from corrente.entrypoints.checks import check_loaded_prompts
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
-from corrente.entrypoints.run_folder import run_folder_path
 from corrente.inflight.base import InflightPolicy
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
@@ -104,12 +105,13 @@ async def open_parts(
     folder: Path | None = None,
     snapshot: Snapshot | None = None,
     given: RunInputs = NO_INPUTS,
+    logs: Path | None = None,
     learner: str = LEARNER,
 ) -> AsyncGenerator[Parts]:
     """Start the workers and yield everything the pipeline needs; on exit the workers are gone.
 
     ``config`` is checked already. ``folder``: where checkpoints go, None for none. ``given`` replaces what the config says.
-    ``learner``: dotted path of what builds the learner's core.
+    ``logs``: a folder for the logs of all workers. ``learner``: dotted path of what builds the learner's core.
     """
     model = Path(load_object(RESOLVE_MODEL)(config.model.path))
     load_object(VERIFY_WEIGHTS)(model)
@@ -120,11 +122,11 @@ async def open_parts(
     eval_prompts = load_object(EVAL_PROMPTS)(config, encode, chat=chat, brought=given.eval_dataset)
     if given.train_dataset is not None or isinstance(config.prompts, c.Dataset):
         check_loaded_prompts(config, prompts.find(["0/0"])[0], given.reward_functions)
-    runtime, sink = _build_runtime(config, learner), Fanout(sinks)
-    logs, own = run_folder_path(config) / "logs", load_object(OWN_TEACHER)()
+    sink, own = Fanout(sinks), load_object(OWN_TEACHER)()
     samplings = {"train": config.sampling, "eval": eval_sampling(config)}
     shown = load_object(SEES_ENVIRONMENTS)(config, given.reward_functions)
     async with (
+        open_local_spawner() as spawner,
         load_object(ENV)(
             config,
             **given.env_objects(),
@@ -134,8 +136,8 @@ async def open_parts(
             tell=sink.event,
             shown=shown,
         ) as envs,
-        load_object(SCORER)(config, functions=given.reward_functions, logs=logs, own=own) as scorer,
-        runtime.open(config, tell=sink.event) as workers,
+        load_object(SCORER)(config, functions=given.reward_functions, spawner=spawner, logs=logs, own=own) as scorer,
+        _build_runtime(config, learner, spawner, logs).open(config, tell=sink.event) as workers,
     ):
         if workers.teacher is not None:
             own.fill(workers.teacher)
@@ -158,10 +160,12 @@ async def open_parts(
         )
 
 
-def _build_runtime(config: RunConfig, learner: str) -> Runtime:
+def _build_runtime(config: RunConfig, learner: str, spawner: Spawner, logs: Path | None) -> Runtime:
     """A runtime whose learner is built in this process is handed the function, another one its name."""
-    here = isinstance(config.runtime, c.Inline)
-    return load_object(_of(RUNTIMES, config.runtime))(learner=load_object(learner) if here else learner)
+    make = load_object(_of(RUNTIMES, config.runtime))
+    if isinstance(config.runtime, c.Inline):
+        return make(learner=load_object(learner))
+    return make(learner=learner, spawner=spawner, logs=logs)
 
 
 def build_buffer(config: RunConfig, *, first_ticket: int = 0) -> Buffer:

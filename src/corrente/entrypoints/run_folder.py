@@ -2,6 +2,7 @@
 
     runs/<name>/config.toml      the resolved config
                 metrics.jsonl, timeline.jsonl, samples.jsonl, events.jsonl        (observe.jsonl)
+                logs/                                                             what workers wrote, a file each
                 checkpoints/
 
 A new run takes its name if that is free, and <name>-2, <name>-3, ... if it is not; making the folder is atomic, so two runs that
@@ -27,6 +28,7 @@ from corrente.errors import ConfigError
 from corrente.observe import jsonl
 
 CONFIG = "config.toml"
+LOGS = "logs"
 FIXED = (
     *("run.seed", "run.prompts_per_step", "run.group_size", "model.path", "sync.every"),
     *("prompts", "chat", "buffer", "staleness", "adapters"),

@@ -18,7 +18,7 @@ from corrente.entrypoints.assemble import (
     open_parts,
 )
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
-from corrente.entrypoints.run_folder import run_folder_path
+from corrente.entrypoints.run_folder import LOGS, run_folder_path
 from corrente.errors import CheckpointError, Interrupted, root_cause
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
@@ -53,7 +53,14 @@ async def run_training(
                 tasks.start_soon(_heed_signals, started, stop, Fanout(sinks))
             for caution in load_object(CAUTIONS)(config):
                 Fanout(sinks).event("warning", caution)
-            async with open_parts(config, sinks=sinks, folder=checkpoints, snapshot=snapshot, given=given) as parts:
+            async with open_parts(
+                config,
+                sinks=sinks,
+                folder=checkpoints,
+                snapshot=snapshot,
+                given=given,
+                logs=run_folder_path(config) / LOGS,
+            ) as parts:
                 if newest:
                     await parts.learner.load(newest / checkpoint_folder.LEARNER)
                 if snapshot:

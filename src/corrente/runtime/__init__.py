@@ -1,4 +1,4 @@
-"""Who runs where, and how a call crosses. Whichever is chosen, the pipeline sees the same three handles (base.Workers).
+"""Runtimes decide which process everything runs in. Whichever is chosen, the pipeline sees the same handles (base.Workers).
 
 ``inline``  everything in this process, nothing overlaps. For debugging, for tests, and as the synchronous baseline that an
             asynchronous run is compared with.

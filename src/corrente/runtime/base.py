@@ -1,8 +1,9 @@
-"""Who runs where. A runtime starts the workers a config asks for and hands back the three handles the pipeline needs.
+"""A runtime starts the workers a config asks for, and returns the handles that the pipeline needs.
 
-Runtime   opens a run's workers: engine, learner, sync
-Launcher  starts one engine at a time for it; there is one launcher per kind of engine (engine.kind)
-Replica   a started engine, ready to be given weights
+Runtime    opens a run's workers: engine, learner, sync                                here
+Launcher   starts one engine at a time for it; each kind of engine has its own         engine/launcher.py
+Replica    a started engine, ready to be given weights                                 engine/launcher.py
+Spawner    starts a process, whatever runs in it, on this host or another              common/spawn.py
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from corrente.sync.base import Receiver, Sync
 
 
 class SelfTeacher(Receiver, Protocol):
-    """The policy of some versions ago: a follower (sync/following.py) that scores. See Engine.score; at its own temperature."""
+    """The policy of some versions ago, which scores: a receiver of sync/lagged.py. See Engine.score; at its own temperature."""
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores: ...
 
@@ -39,6 +40,6 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
 class Runtime(Protocol):
     """Contract: entering starts the workers and returns when they are ready; leaving stops them within a bounded time and
     leaves no process, port, shared memory or temporary file. A worker that dies in between, and is not replaced, raises
-    WorkerDied, with its name and last words, in the task that entered."""
+    WorkerDied, with its name and its last output, in the task that entered."""
 
     def open(self, config: RunConfig, *, tell: Tell = untold) -> AbstractAsyncContextManager[Workers]: ...

@@ -1,4 +1,4 @@
-"""What an engine process does with its calls: submit, step, answer; and flip between two steps.
+"""The role of an engine process: submit requests, step, answer; and flip between two steps.
 
 Weights are fetched by a thread of its own beside the steps, one version at a time.
 
@@ -15,17 +15,20 @@ from typing import Any
 
 import msgspec
 
+from corrente.common import rpc
 from corrente.common.imports import load_object
+from corrente.common.rpc_server import Send
 from corrente.data.types import Completion
 from corrente.errors import GenerationError, PipelineError, SyncError
 from corrente.runtime import wire
 from corrente.runtime.cores import EngineCore, attach
-from corrente.runtime.serving import Send
 from corrente.sync.base import Update
 
 
 class EngineRole:
     """Serves one EngineCore."""
+
+    requests: Any = wire.Body
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -47,46 +50,49 @@ class EngineRole:
             raise PipelineError("the engine was called before it was started")
         return self._core
 
-    def work(self) -> list[wire.Answer]:
+    def work(self) -> list[rpc.RpcAnswer]:
         """One decode step, and answers for the calls that it finished and somebody still waits for."""
-        finished: list[wire.Answer] = []
+        finished: list[rpc.RpcAnswer] = []
         if self.busy:
             outcomes = self.core.step()
             waited = [(name, outcome) for name, outcome in outcomes if self._requests.pop(name, None) is not None]
             finished = [_answer(int(name), outcome) for name, outcome in waited]
         return finished + self._reserved()
 
-    def handle(self, call: wire.Rpc) -> wire.Answer | None:
+    def handle(self, call: rpc.RpcCall[wire.Body]) -> rpc.RpcAnswer | None:
         match call.body:
             case wire.Start(factory=factory, config=config, index=index):
                 self._core = load_object(factory)(config, index)
-                return wire.reply(call.id, self.core.layout())
+                return rpc.reply(call.id, self.core.layout())
             case wire.Attach():
                 self._attach(call.body)
-                return wire.reply(call.id, None)
+                return rpc.reply(call.id, None)
             case wire.Generate(request=request):
                 self.core.submit(msgspec.structs.replace(request, id=str(call.id)))
                 self._requests[str(call.id)] = request.id
                 return None
             case wire.Abort(ids=ids):
                 self.core.abort(self._named(ids))
-                return wire.reply(call.id, None)
+                return rpc.reply(call.id, None)
             case wire.Partials(ids=ids):
                 found = self.core.partials(self._named(ids))
-                return wire.reply(call.id, {self._requests[name]: partial for name, partial in found.items()})
+                return rpc.reply(call.id, {self._requests[name]: partial for name, partial in found.items()})
             case wire.Score(tokens=tokens, top=top):
-                return wire.reply(call.id, self.core.score(tokens, top))
+                return rpc.reply(call.id, self.core.score(tokens, top))
             case wire.Stats():
-                return wire.reply(call.id, self.core.stats())
+                return rpc.reply(call.id, self.core.stats())
             case wire.Reserve() | wire.Receive() | wire.Apply():
                 return self._weights(call.id, call.body)
-            case wire.CancelRpc(call=number):
+            case rpc.CancelCall(call=number):
                 return self._cancel(number)
             case _:
                 raise PipelineError(f"an engine does not answer {type(call.body).__name__}")
 
+    def close(self) -> None:
+        """See Role. Nothing outlives the process."""
+
     def _named(self, ids: Sequence[str]) -> list[str]:
-        """The core's names of requests that the controller knows by these ids."""
+        """Names that the core has for requests which the controller knows by these ids."""
         return [name for name, request in self._requests.items() if request in ids]
 
     # ---- weights
@@ -104,7 +110,7 @@ class EngineRole:
             self._inbox = load_object("corrente.sync.inbox:Inbox")(given.layout, slots, shared=shared)
         self.core.attach(slots)
 
-    def _weights(self, number: int, body: wire.Reserve | wire.Receive | wire.Apply) -> wire.Answer | None:
+    def _weights(self, number: int, body: wire.Reserve | wire.Receive | wire.Apply) -> rpc.RpcAnswer | None:
         match body:
             case wire.Reserve(slot=slot):
                 if self._live is not None and self._live.slot == slot:
@@ -114,23 +120,23 @@ class EngineRole:
                 self._fetching = number
                 threading.Thread(target=self._receive, args=(number, body), name="receive", daemon=True).start()
             case wire.Apply():
-                return wire.reply(number, self._apply(number, body))
+                return rpc.reply(number, self._apply(number, body))
         return None
 
-    def _reserved(self) -> list[wire.Answer]:
+    def _reserved(self) -> list[rpc.RpcAnswer]:
         """Answers for those who waited for a slot that nobody samples from any more."""
         free = [entry for entry in self._reserving if self.core.vacant(entry[1])]
         self._reserving = [entry for entry in self._reserving if entry not in free]
-        return [wire.reply(number, None) for number, _ in free]
+        return [rpc.reply(number, None) for number, _ in free]
 
     def _receive(self, number: int, body: wire.Receive) -> None:
         """Fetch in this thread, and answer. An engine without weights has received all it needs."""
         try:
             if self._inbox is not None:
                 self._inbox.receive(body.offer)
-            answer = wire.reply(number, None)
+            answer = rpc.reply(number, None)
         except Exception as error:
-            answer = wire.failure(number, error, worker="engine")
+            answer = rpc.failure(number, error, worker="engine")
         self._send(answer)
 
     def _apply(self, number: int, flip: wire.Apply) -> float:
@@ -161,7 +167,7 @@ class EngineRole:
             self._flip, self._live = (0, None), before
 
 
-def _answer(call: int, outcome: Completion | GenerationError) -> wire.Answer:
+def _answer(call: int, outcome: Completion | GenerationError) -> rpc.RpcAnswer:
     if isinstance(outcome, GenerationError):
-        return wire.failure(call, outcome, worker="engine")
-    return wire.reply(call, outcome)
+        return rpc.failure(call, outcome, worker="engine")
+    return rpc.reply(call, outcome)

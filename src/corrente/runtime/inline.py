@@ -19,9 +19,9 @@ from corrente.common.imports import load_object
 from corrente.config import Inline, RunConfig
 from corrente.data.types import ApplyMode, Batch, Metrics, Scores, Tokens
 from corrente.engine.launcher import Tell, untold
+from corrente.errors import raising_root_cause
 from corrente.runtime import cores
 from corrente.runtime.base import Workers
-from corrente.runtime.failures import as_one
 from corrente.runtime.placement import available_cpus
 from corrente.runtime.teacher_worker import as_teacher, self_teacher, terms
 from corrente.sync.base import Offer, Update
@@ -82,7 +82,7 @@ class InlineTeacher:
 
 
 class InlineRuntime:
-    """``engine`` and ``learner`` build the cores from a config."""
+    """Implements Runtime. ``engine`` and ``learner`` build the cores from a config; ``engine`` is a seam for tests."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class InlineRuntime:
                 engine=engine, layout=core.layout(), buffers=buffers, tensors=learner.tensors
             )
             teacher = self._teacher(config, buffers)
-            with as_one():
+            with raising_root_cause():
                 async with anyio.create_task_group() as group:
                     group.start_soon(engine.run)
                     if teacher is not None:

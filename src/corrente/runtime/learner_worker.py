@@ -1,4 +1,4 @@
-"""What a learner process does with its calls: one at a time, in order. Nothing happens between them."""
+"""The role of a learner process: calls are served one at a time, in order. Nothing happens between them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from corrente.common import rpc
 from corrente.common.imports import load_object
+from corrente.common.rpc_server import Send
 from corrente.config import RunConfig
 from corrente.errors import PipelineError, SyncError
 from corrente.models import devices
 from corrente.runtime import wire
 from corrente.runtime.cores import LearnerCore, attach
-from corrente.runtime.serving import Send
 
 T = TypeVar("T")
 
@@ -20,6 +21,7 @@ T = TypeVar("T")
 class LearnerRole:
     """Serves one LearnerCore, and writes its weights where the engine wants them."""
 
+    requests: Any = wire.Body
     busy = False
 
     def __init__(self, send: Send) -> None:
@@ -34,32 +36,35 @@ class LearnerRole:
             raise PipelineError("the learner was called before it was started")
         return self._core
 
-    def work(self) -> list[wire.Answer]:
+    def work(self) -> list[rpc.RpcAnswer]:
         return []
 
-    def handle(self, call: wire.Rpc) -> wire.Answer | None:
+    def handle(self, call: rpc.RpcCall[wire.Body]) -> rpc.RpcAnswer | None:
         match call.body:
             case wire.Start(factory=factory, config=config):
                 self._core, self._config = load_object(factory)(config), config
-                return wire.reply(call.id, None)
+                return rpc.reply(call.id, None)
             case wire.Attach():
                 self._attach(call.body)
-                return wire.reply(call.id, None)
+                return rpc.reply(call.id, None)
             case wire.StepRpc(batch=batch):
-                values = self.core.step(batch, pulse=lambda: self._send(wire.Going(id=call.id)))
-                return wire.reply(call.id, {name: float(value) for name, value in values.items()})
+                values = self.core.step(batch, pulse=lambda: self._send(rpc.RpcProgress(id=call.id)))
+                return rpc.reply(call.id, {name: float(value) for name, value in values.items()})
             case wire.Export(order=order):
-                return wire.reply(call.id, _as_sync_error(lambda: self._outbox.export(order, self.core.tensors())))
+                return rpc.reply(call.id, _as_sync_error(lambda: self._outbox.export(order, self.core.tensors())))
             case wire.Again(order=order):
-                return wire.reply(call.id, _as_sync_error(lambda: self._outbox.again(order)))
+                return rpc.reply(call.id, _as_sync_error(lambda: self._outbox.again(order)))
             case wire.Save(path=path):
-                return wire.reply(call.id, self.core.save(Path(path)))
+                return rpc.reply(call.id, self.core.save(Path(path)))
             case wire.Load(path=path):
-                return wire.reply(call.id, self.core.load(Path(path)))
-            case wire.CancelRpc():
+                return rpc.reply(call.id, self.core.load(Path(path)))
+            case rpc.CancelCall():
                 return None
             case _:
                 raise PipelineError(f"a learner does not answer {type(call.body).__name__}")
+
+    def close(self) -> None:
+        """See Role. Nothing outlives the process."""
 
     def _attach(self, given: wire.Attach) -> None:
         """Get ready to send weights in that layout, by the transport of the config; an engine without weights needs none."""

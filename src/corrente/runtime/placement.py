@@ -1,12 +1,12 @@
-"""Which cores, how many threads and what priority a worker gets on one host. Decided from intent alone; starts nothing.
+"""Cores, threads and priority of the workers on one host, from the placement that a config names. Starts nothing.
 
 ``shared``    both workers may use every core; the operating system divides them.
-``pinned``    the cores are split. An idle side's cores stay idle: not work-conserving, here to be compared with.
+``pinned``    the cores are split. Cores of an idle side stay idle: not work-conserving, kept for comparison.
 ``priority``  shared, and one side yields to the other wherever both have work. Idle time of either serves the other.
 
 Workers run a little nicer than the controller, which does next to nothing but must answer at once. Threads that wait for
-each other sleep instead of spinning: a spinning thread takes the core the other worker needs. What each choice costs is
-measured in docs/reference/runtimes.md.
+each other sleep instead of spinning: a spinning thread takes the core the other worker needs. docs/reference/runtimes.md says how
+each choice was measured.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from corrente.common.spawn import WorkerPlace
+
 BASE_NICE = 1
 YIELDING_NICE = 10
 PAST_THE_CACHE_BYTES = 1 << 17
@@ -25,15 +27,9 @@ of them again. The C library's own threshold is of the order of the whole cache.
 _PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold"
 
 
-class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one worker runs: the cores it may use, its thread count, and how far it steps back for others."""
-
-    cpus: tuple[int, ...]
-    threads: int
-    nice: int
-
-
 class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """The places of both sides; replicas of the engine ``share`` theirs."""
+
     engine: WorkerPlace
     learner: WorkerPlace
 
@@ -58,29 +54,25 @@ def places(placement: Literal["shared", "pinned", "priority"], cpus: Sequence[in
 
 
 def share(place: WorkerPlace, *, among: int, index: int) -> WorkerPlace:
-    """The place of replica ``index`` of ``among`` that share one: its cores are open to all of them, its threads are divided, for
-    as many threads as cores are what decodes fastest together. Nobody gets less than one."""
+    """The place of replica ``index`` of ``among`` that share one. All may use its cores; its threads are divided, for together
+    they decode fastest with as many threads as there are cores. Each gets at least one."""
     threads, left = divmod(place.threads, among)
     return msgspec.structs.replace(place, threads=max(1, threads + (index < left)))
 
 
-def environment(place: WorkerPlace, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a worker: ``inherited``, with thread pools sized to its place and made to sleep while they wait, and
-    copies the size of a weight matrix made past the cache. A smaller OMP_NUM_THREADS of the user's stands.
-    """
+def computing_place(place: WorkerPlace, inherited: Mapping[str, str]) -> WorkerPlace:
+    """A place with the environment variables of a worker that computes: threads sleep while they wait, and copies the size of a
+    weight matrix bypass the cache. A smaller OMP_NUM_THREADS in ``inherited``, the user's environment, stands."""
     asked = inherited.get("OMP_NUM_THREADS", "")
-    threads = str(min(place.threads, int(asked)) if asked.isdecimal() and int(asked) > 0 else place.threads)
-    tunables = [wish for wish in inherited.get("GLIBC_TUNABLES", "").split(":") if wish]
-    if not any(wish.startswith(_PAST_THE_CACHE) for wish in tunables):
+    threads = min(place.threads, int(asked)) if asked.isdecimal() and int(asked) > 0 else place.threads
+    tunables = [setting for setting in inherited.get("GLIBC_TUNABLES", "").split(":") if setting]
+    if not any(setting.startswith(_PAST_THE_CACHE) for setting in tunables):
         tunables.append(f"{_PAST_THE_CACHE}={PAST_THE_CACHE_BYTES}")
-    return {
-        **inherited,
+    variables = {
         "GLIBC_TUNABLES": ":".join(tunables),
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    return msgspec.structs.replace(place, threads=threads, variables={**variables, **place.variables})

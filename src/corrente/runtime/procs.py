@@ -1,4 +1,4 @@
-"""A controller in this process, the engine's replicas and the learner in children of it, weights in memory the children share.
+"""A controller in this process, the engine's replicas and the learner in workers beside it, weights in memory that they share.
 
     +------------+    socket pairs   +----------+
     | controller |-------------------| engine-0 |----+
@@ -8,13 +8,15 @@
                           +----------| learner  |----+
                                      +----------+
 
-The controller computes nothing. All that holds them together is descriptors that were inherited: nothing has a name, so runs
-cannot collide and nothing is left behind, whoever is killed. Engines are started through a launcher, one for each kind of them,
-and stand behind a pool, also when there is only one: it replaces those that die. The learner's death ends the run.
+The controller computes nothing. A spawner starts the workers (common/spawn.py). On one host they are held together by descriptors
+that were inherited: nothing has a name, so runs cannot collide and nothing is left behind, whoever is killed. Engines are started
+through a launcher, one for each kind of them, and stand behind a pool, also when there is only one: it replaces those that die.
+The learner's death ends the run.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -24,37 +26,46 @@ import anyio
 from anyio.abc import TaskGroup
 
 from corrente.common.imports import load_object
+from corrente.common.local_spawner import local_unless
+from corrente.common.spawn import LocalOnly, Spawner, Worker, WorkerRole
 from corrente.config import Embedded, Procs, RunConfig, Shm, Vllm
 from corrente.engine.launcher import Launcher, Tell, untold
+from corrente.errors import ConfigError, raising_root_cause
 from corrente.runtime import wire
 from corrente.runtime.base import Workers
-from corrente.runtime.child import Child
-from corrente.runtime.failures import as_one
+from corrente.runtime.embedded_launcher import EmbeddedLauncher, log_path, prepare_engine, ready_within
 from corrente.runtime.handles import ProcEngine, ProcLearner
 from corrente.runtime.join_server import JoinServer
-from corrente.runtime.launching import EmbeddedLauncher, RunWeights, prepare, ready_within
-from corrente.runtime.placement import Places, available_cpus, places
+from corrente.runtime.placement import Places, available_cpus, computing_place, places
+from corrente.runtime.run_weights import RunWeights
 from corrente.runtime.teacher_worker import self_teacher
 
-Place = Callable[[Literal["shared", "pinned", "priority"], Sequence[int]], Places]
-
+LEARNER_ROLE = "corrente.runtime.learner_worker:LearnerRole"
+TEACHER_ROLE = "corrente.runtime.teacher_worker:TeacherRole"
 LAUNCHERS: Mapping[type, str] = {Vllm: "corrente.engine.vllm.launcher:VllmLauncher"}
-"""By section of the config; the embedded engine's is at hand. Built as runtime.base.Launcher says."""
+"""Launchers by section of the config, built as engine.launcher.Launcher says; the embedded engine's is imported above."""
+
+PlaceWorkers = Callable[[Literal["shared", "pinned", "priority"], Sequence[int]], Places]
 
 
 class ProcsRuntime:
-    """``engine`` and ``learner`` are dotted paths of what builds the cores from a config; ``logs`` is a folder for what the
-    workers write to their standard output and error; ``place`` decides what a placement means (see placement.places)."""
+    """Implements Runtime. ``spawner`` starts the workers; None: they are children of this process. ``logs``: a folder for their
+    logs. ``learner``: dotted path of the function that builds the learner's core from a config.
+
+    Seams for tests and benchmarks: ``engine``, the same for the engine's core; ``place`` turns a placement into places.
+    """
 
     def __init__(
         self,
         *,
         engine: str = "corrente.runtime.cores:engine",
         learner: str = "corrente.runtime.cores:learner",
+        spawner: Spawner | None = None,
         logs: Path | None = None,
-        place: Place = places,
+        place: PlaceWorkers = places,
     ) -> None:
         self._engine, self._learner, self._logs, self._place = engine, learner, logs, place
+        self._spawner = spawner
 
     def open(self, config: RunConfig, *, tell: Tell = untold) -> AbstractAsyncContextManager[Workers]:
         """See Runtime. A death is raised before all else; any other error, of the body or of starting, as it is."""
@@ -62,103 +73,116 @@ class ProcsRuntime:
 
     @asynccontextmanager
     async def _open(self, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
+        with raising_root_cause():
+            async with local_unless(self._spawner) as spawner, self._open_with(spawner, config, tell) as workers:
+                yield workers
+
+    @asynccontextmanager
+    async def _open_with(self, spawner: Spawner, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
         section = config.runtime if isinstance(config.runtime, Procs) else Procs()
         where = self._place(section.placement, available_cpus())
         memory = load_object("corrente.sync.memory:SharedMemory")() if isinstance(config.sync, Shm) else None
         weights = RunWeights(memory)
-        with as_one():
-            try:
-                async with anyio.create_task_group() as group:
-                    learner = self._spawn_learner(where, weights)
-                    group.start_soon(_to_its_end, learner, config.limits.stop_s)
-                    pool = _pool(config, self._launcher(config, where, weights, tell), tell)
-                    teacher = self._spawn_teacher(config, where, weights)
-                    if teacher is not None:
-                        group.start_soon(_to_its_end, teacher, config.limits.stop_s)
-                    await self._start(config, learner, pool, teacher, weights, group)
-                    sender = ProcLearner(learner)
-                    sync = load_object("corrente.sync.slots:build")(config.sync, engine=pool, sender=sender)
-                    pool.catch_up_by(sync.catch_up)
-                    own = ProcEngine(teacher) if teacher is not None else None
-                    if own is not None:
-                        sync = load_object("corrente.sync.lagged:LaggedSync")(sync, own, tell=tell)
-                        group.start_soon(sync.run)
-                    if config.pool.join:
-                        await group.start(self._doorkeeper(config, weights, pool, tell).run)
-                    yield Workers(engine=pool, learner=sender, sync=sync, teacher=own)
-                    group.cancel_scope.cancel()
-            finally:
-                weights.close()
-
-    def _spawn_learner(self, where: Places, weights: RunWeights) -> Child:
-        return Child.spawn(
-            "learner",
-            role="corrente.runtime.learner_worker:LearnerRole",
-            place=where.learner,
-            inherit=() if weights.fd is None else (weights.fd,),
-            log=self._logs / "learner.log" if self._logs is not None else None,
-        )
-
-    def _spawn_teacher(self, config: RunConfig, where: Places, weights: RunWeights) -> Child | None:
-        if self_teacher(config) is None:
-            return None
-        return Child.spawn(
-            "self-teacher",
-            role="corrente.runtime.teacher_worker:TeacherRole",
-            place=where.learner,
-            inherit=() if weights.fd is None else (weights.fd,),
-            log=self._logs / "self-teacher.log" if self._logs is not None else None,
-        )
-
-    def _launcher(self, config: RunConfig, where: Places, weights: RunWeights, tell: Tell) -> Launcher:
-        if not isinstance(config.engine, Embedded):
-            return load_object(LAUNCHERS[type(config.engine)])(config, weights=weights, logs=self._logs, tell=tell)
-        return EmbeddedLauncher(config, weights=weights, logs=self._logs, factory=self._engine, place=where.engine)
-
-    def _doorkeeper(self, config: RunConfig, weights: RunWeights, pool: Any, tell: Tell) -> JoinServer:
-        folder = Path(config.run.dir) / config.run.name
-        return JoinServer(folder, config, factory=self._engine, weights=weights, pool=pool, tell=tell)
-
-    async def _load_learner(self, config: RunConfig, learner: Child) -> None:
-        section = config.runtime if isinstance(config.runtime, Procs) else Procs()
-        with ready_within(section.start_deadline_s, "the learner"):
-            await learner.call(wire.Start(factory=self._learner, config=config), None)
-
-    async def _load_teacher(self, config: RunConfig, teacher: Child, weights: RunWeights) -> None:
-        section = config.runtime if isinstance(config.runtime, Procs) else Procs()
-        with ready_within(section.start_deadline_s, "the self-teacher"):
-            await prepare(teacher, self._engine, config, weights, fd=weights.fd, index=config.pool.replicas)
+        try:
+            async with anyio.create_task_group() as group:
+                pool = _pool(config, self._launcher(spawner, config, where, weights, tell), tell)
+                learner, teacher = await self._start(_sharing(spawner, weights), config, where, pool, weights, group)
+                sender = ProcLearner(learner)
+                sync = load_object("corrente.sync.slots:build")(config.sync, engine=pool, sender=sender)
+                pool.catch_up_by(sync.catch_up)
+                own = ProcEngine(teacher) if teacher is not None else None
+                if own is not None:
+                    sync = load_object("corrente.sync.lagged:LaggedSync")(sync, own, tell=tell)
+                    group.start_soon(sync.run)
+                if config.pool.join:
+                    await group.start(self._join_server(config, weights, pool, tell).run)
+                yield Workers(engine=pool, learner=sender, sync=sync, teacher=own)
+                group.cancel_scope.cancel()
+        finally:
+            weights.close()
 
     async def _start(
         self,
+        spawner: Spawner,
         config: RunConfig,
-        learner: Child,
+        where: Places,
         pool: Any,
-        teacher: Child | None,
         weights: RunWeights,
         group: TaskGroup,
-    ) -> None:
-        """Have all of them load at once, then give the learner the memory that the engines' layout needs."""
+    ) -> tuple[Worker, Worker | None]:
+        """Have all workers load at once, then give the learner the memory that the engines' layout needs."""
+        workers: dict[str, Worker] = {}
+        start_s = config.runtime.start_deadline_s if isinstance(config.runtime, Procs) else Procs().start_deadline_s
+        place = computing_place(where.learner, os.environ)
+
+        async def spawn(name: str, path: str) -> Worker:
+            role, log = WorkerRole(name=name, path=path), log_path(self._logs, name)
+            workers[name] = await spawner.spawn(role, place=place, log=log)
+            group.start_soon(_watch, workers[name], config.limits.stop_s)
+            return workers[name]
+
+        async def load_learner() -> None:
+            with ready_within(start_s, "the learner"):
+                learner = await spawn("learner", LEARNER_ROLE)
+                await learner.call(wire.Start(factory=self._learner, config=config), None)
+
+        async def load_teacher() -> None:
+            with ready_within(start_s, "the self-teacher"):
+                teacher, index = await spawn("self-teacher", TEACHER_ROLE), config.pool.replicas
+                await prepare_engine(teacher, self._engine, config, weights, fd=weights.fd, index=index)
+
         async with anyio.create_task_group() as loading:
             loading.start_soon(group.start, pool.run)
-            loading.start_soon(self._load_learner, config, learner)
-            if teacher is not None:
-                loading.start_soon(self._load_teacher, config, teacher, weights)
+            loading.start_soon(load_learner)
+            if self_teacher(config) is not None:
+                loading.start_soon(load_teacher)
         assert weights.layout is not None
+        learner = workers["learner"]
         await learner.call(wire.Attach(layout=weights.layout, fd=weights.fd, path=weights.path), None)
+        return learner, workers.get("self-teacher")
+
+    def _launcher(
+        self, spawner: Spawner, config: RunConfig, where: Places, weights: RunWeights, tell: Tell
+    ) -> Launcher:
+        if not isinstance(config.engine, Embedded):
+            make = load_object(LAUNCHERS[type(config.engine)])
+            return make(config, weights=weights, spawner=spawner, logs=self._logs, tell=tell)
+        return EmbeddedLauncher(
+            config,
+            weights=weights,
+            spawner=_sharing(spawner, weights),
+            logs=self._logs,
+            factory=self._engine,
+            place=where.engine,
+        )
+
+    def _join_server(self, config: RunConfig, weights: RunWeights, pool: Any, tell: Tell) -> JoinServer:
+        folder = Path(config.run.dir) / config.run.name
+        return JoinServer(folder, config, factory=self._engine, weights=weights, pool=pool, tell=tell)
 
 
-async def _to_its_end(child: Child, stop_s: float) -> None:
-    """Watch a worker; stop it when it is not needed any more."""
+def _sharing(spawner: Spawner, weights: RunWeights) -> Spawner:
+    """A spawner whose workers inherit the descriptor of the shared memory, where there is one."""
+    if weights.fd is None:
+        return spawner
+    if not isinstance(spawner, LocalOnly):
+        raise ConfigError(
+            'sync.kind = "shm": workers on other hosts share no memory; another kind brings weights to them'
+        )
+    return spawner.inheriting(weights.fd)
+
+
+async def _watch(worker: Worker, stop_s: float) -> None:
+    """Raise the death of a worker that the run cannot go on without; stop it when the run is over."""
     try:
-        await child.watch()
+        raise await worker.ended()
     finally:
         with anyio.CancelScope(shield=True):
-            await child.stop(stop_s)
+            await worker.stop(stop_s)
 
 
 def _pool(config: RunConfig, launcher: Launcher, tell: Tell) -> Any:
-    """Half of the time that a publish may take is each replica's: one that is stuck does not cost the others theirs."""
+    """The pool. Each replica has half of the time that a publish may take: one that is stuck does not use up the others'."""
     return load_object("corrente.engine.pool.pool:EnginePool")(
         launcher,
         restarts=config.pool.restarts,

@@ -1,4 +1,4 @@
-"""What the process of a self-teacher does with its calls: score with the policy of some versions ago, and follow the run.
+"""The role of a self-teacher's process: score with the policy of some versions ago, and follow the run.
 
 It holds an engine that generates nothing. Versions are fetched by a thread beside the scoring, and taken up between two calls,
 so a score is of one version, which it names.
@@ -12,19 +12,21 @@ from typing import Any
 
 import msgspec
 
+from corrente.common import rpc
 from corrente.common.imports import load_object
+from corrente.common.rpc_server import Send
 from corrente.config import Embedded, RunConfig
 from corrente.config.rewards import SelfTeacherScorer, temperature_of
 from corrente.errors import PipelineError
 from corrente.runtime import wire
 from corrente.runtime.cores import EngineCore, attach
-from corrente.runtime.serving import Send
 from corrente.sync.base import Offer
 
 
 class TeacherRole:
     """Serves one EngineCore as a teacher."""
 
+    requests: Any = wire.Body
     busy = False
 
     def __init__(self, send: Send) -> None:
@@ -40,24 +42,24 @@ class TeacherRole:
             raise PipelineError("the self-teacher was called before it was started")
         return self._core
 
-    def work(self) -> list[wire.Answer]:
+    def work(self) -> list[rpc.RpcAnswer]:
         return []
 
-    def handle(self, call: wire.Rpc) -> wire.Answer | None:
+    def handle(self, call: rpc.RpcCall[wire.Body]) -> rpc.RpcAnswer | None:
         match call.body:
             case wire.Start(factory=factory, config=config, index=index):
                 self._core = load_object(factory)(as_teacher(config), index)
                 self._lag, self._temperature = terms(config)
-                return wire.reply(call.id, self.core.layout())
+                return rpc.reply(call.id, self.core.layout())
             case wire.Attach():
                 self._attach(call.body)
-                return wire.reply(call.id, None)
+                return rpc.reply(call.id, None)
             case wire.Score(tokens=tokens, top=top):
-                return wire.reply(call.id, self.core.score(tokens, top, temperature=self._temperature))
+                return rpc.reply(call.id, self.core.score(tokens, top, temperature=self._temperature))
             case wire.Stats():
-                return wire.reply(call.id, self.core.stats())
+                return rpc.reply(call.id, self.core.stats())
             case wire.Reserve():
-                return wire.reply(call.id, None)  # what is written to is never what is used
+                return rpc.reply(call.id, None)  # what is written to is never what is used
             case wire.Receive(offer=offer):
                 self._fetching = call.id
                 threading.Thread(target=self._receive, args=(call.id, offer), name="receive", daemon=True).start()
@@ -65,13 +67,16 @@ class TeacherRole:
             case wire.Apply(update=update):
                 began = time.perf_counter()
                 self.core.apply(self._ring.take_up(update), "swap")
-                return wire.reply(call.id, time.perf_counter() - began)
-            case wire.CancelRpc(call=number):
+                return rpc.reply(call.id, time.perf_counter() - began)
+            case rpc.CancelCall(call=number):
                 if number == self._fetching:
                     self._ring.stop()
                 return None
             case _:
                 raise PipelineError(f"a self-teacher does not answer {type(call.body).__name__}")
+
+    def close(self) -> None:
+        """See Role. Nothing outlives the process."""
 
     def _attach(self, given: wire.Attach) -> None:
         shared = attach(given.layout, fd=given.fd, path=given.path) if given.fd is not None or given.path else ()
@@ -83,9 +88,9 @@ class TeacherRole:
     def _receive(self, number: int, offer: Offer) -> None:
         try:
             self._ring.receive(offer)
-            answer: wire.Answer = wire.reply(number, None)
+            answer: rpc.RpcAnswer = rpc.reply(number, None)
         except Exception as error:
-            answer = wire.failure(number, error, worker="self-teacher")
+            answer = rpc.failure(number, error, worker="self-teacher")
         self._send(answer)
 
 

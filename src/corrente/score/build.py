@@ -13,6 +13,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from corrente.common.local_spawner import local_unless
+from corrente.common.spawn import Spawner
 from corrente.config import RunConfig
 from corrente.config import rewards as s
 from corrente.score import vocabulary
@@ -40,12 +42,14 @@ async def open_scorer(
     functions: Sequence[Callable[..., Any]] = (),
     offload: Offload | None = None,
     logs: Path | None = None,
+    spawner: Spawner | None = None,
     own: Teacher | None = None,
 ) -> AsyncIterator[CombinedScorer]:
     """Open the scorer that a config asks for.
 
-    ``functions`` replace reward.functions. ``logs``: a folder for the standard output and error of processes.
-    ``own``: the policy of some versions ago, for a scorer of kind self_teacher. On exit all processes are gone. ConfigError for
+    ``functions`` replace reward.functions. ``logs``: a folder for the logs of scoring processes. ``spawner`` starts these; None:
+    they are children of this process. ``own``: the policy of some versions ago, for a scorer of kind self_teacher. On exit all
+    processes are gone. ConfigError for
     what cannot be imported or loaded.
     """
     reward = config.reward
@@ -58,18 +62,21 @@ async def open_scorer(
         offload=offload,
         state_of=progress,
     )
-    builder = _ScorerBuilder(config, progress=progress, offload=offload, logs=logs, own=own or TeacherSlot())
     named = list(zip(scorer_names(config, [source.name for source, _ in listed]), reward.scorers, strict=True))
-    try:
-        async with anyio.create_task_group() as running:
-            more = [(builder.build_source(scorer, name), scorer_terms(scorer)) for name, scorer in named]
-            combined = CombinedScorer([*listed, *more])
-            await builder.start(running)
-            yield combined
-            running.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await builder.close()
+    async with local_unless(spawner) as spawner:
+        builder = _ScorerBuilder(
+            config, progress=progress, offload=offload, spawner=spawner, logs=logs, own=own or TeacherSlot()
+        )
+        try:
+            async with anyio.create_task_group() as running:
+                more = [(builder.build_source(scorer, name), scorer_terms(scorer)) for name, scorer in named]
+                combined = CombinedScorer([*listed, *more])
+                await builder.start(running)
+                yield combined
+                running.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await builder.close()
 
 
 def sees_environments(config: RunConfig, functions: Sequence[Callable[..., Any]] = ()) -> bool:
@@ -85,9 +92,17 @@ class _ScorerBuilder:
     """Builds sources, and starts and stops their processes and connections."""
 
     def __init__(
-        self, config: RunConfig, *, progress: RunProgress, offload: Offload | None, logs: Path | None, own: Teacher
+        self,
+        config: RunConfig,
+        *,
+        progress: RunProgress,
+        offload: Offload | None,
+        spawner: Spawner,
+        logs: Path | None,
+        own: Teacher,
     ) -> None:
-        self._config, self._progress, self._offload, self._logs, self._own = config, progress, offload, logs, own
+        self._config, self._progress, self._offload, self._own = config, progress, offload, own
+        self._spawner, self._logs = spawner, logs
         self._processes: list[ProcessSource] = []
         self._models: list[ModelProcess] = []
         self._servers: list[JudgeSource | ServedTeacher] = []
@@ -146,7 +161,7 @@ class _ScorerBuilder:
 
     async def close(self) -> None:
         for process in (*self._processes, *self._models):
-            process.close()
+            await process.close()
         for server in self._servers:
             await server.close()
 
@@ -160,31 +175,27 @@ class _ScorerBuilder:
             options=scorer.options,
             name=name,
             workers=scorer.workers,
-            log=self._log_path(name),
+            spawner=self._spawner,
+            logs=self._logs,
         )
 
     def _model_process(
-        self, role: str, scorer: s.ModelScorer, name: str, options: dict[str, Any], *, top: int = 0
+        self, function: str, scorer: s.ModelScorer, name: str, options: dict[str, Any], *, top: int = 0
     ) -> ModelProcess:
         process = ModelProcess(
-            f"{NETWORKS}:{role}",
+            f"{NETWORKS}:{function}",
             {"path": scorer.path, "dtype": scorer.dtype, **options},
             name=name,
+            spawner=self._spawner,
             batch=scorer.batch,
             cells=scorer.batch_tokens,
             deadline_s=scorer.deadline_s,
             threads=scorer.threads,
             top=top,
-            log=self._log_path(name),
+            logs=self._logs,
         )
         self._models.append(process)
         return process
-
-    def _log_path(self, name: str) -> Path | None:
-        if self._logs is None:
-            return None
-        self._logs.mkdir(parents=True, exist_ok=True)
-        return self._logs / f"scorer-{name}.log"
 
 
 def _judge_source(scorer: s.JudgeScorer, name: str) -> JudgeSource:

@@ -15,14 +15,15 @@ from typing import Any, Literal
 import anyio
 import numpy as np
 
+from corrente.common.spawn import Spawner, Worker
 from corrente.data.types import Group, Scores, StepScore, Tokens
-from corrente.errors import ConfigError, DeadlineError, RewardError
+from corrente.errors import ConfigError, DeadlineError, RewardError, WorkerDied
 from corrente.score import messages
 from corrente.score.base import ScoreResult
 from corrente.score.batching import Batcher
 from corrente.score.calling import conversation_messages
-from corrente.score.child import Child
 from corrente.score.messages import Opinion, Sample
+from corrente.score.worker import kill_worker, start_scoring_worker
 
 START_S = 600.0
 """Time a process gets to load its model."""
@@ -31,44 +32,53 @@ NICE = 5
 
 
 class ModelProcess:
-    """A process that holds a model. ``open`` starts it with ``spawn``; ``run`` must be running for samples to be scored."""
+    """A process that holds a model. ``respond``: dotted path of the function that loads it from ``options`` (score/worker.py).
+    ``open`` starts it; ``run`` must be running for questions to be answered. ``logs``: a folder for its log."""
 
     def __init__(
         self,
-        role: str,
+        respond: str,
         options: dict[str, Any],
         *,
         name: str,
+        spawner: Spawner,
         batch: int = 16,
         cells: int = 2048,
         deadline_s: float = 120.0,
         threads: int = 0,
         top: int = 0,
-        log: Path | None = None,
-        spawn: Callable[..., Child] = Child.spawn,
+        logs: Path | None = None,
     ) -> None:
-        self.name, self._spawn = name, spawn
-        self._role, self._options = role, options
-        self._deadline_s, self._threads, self._top, self._log = deadline_s, threads, top, log
+        self.name, self._respond, self._options = name, respond, options
+        self._spawner, self._logs = spawner, logs
+        self._deadline_s, self._threads, self._top = deadline_s, threads, top
         self._batcher = Batcher(self._forward, batch=batch, cells=cells)
-        self._child: Child | None = None
+        self._worker: Worker | None = None
         self._deaths = 0
 
     async def open(self) -> None:
         """Start the process, and return when the model is loaded. ConfigError when it cannot be."""
-        child = self._spawn(self._role, self._options, nice=NICE, threads=self._threads, log=self._log)
-        await child.ready(START_S, name=self.name)
-        self._child = child
+        self._worker = await start_scoring_worker(
+            self._spawner,
+            name=self.name,
+            worker_name=f"scorer-{self.name}",
+            respond=self._respond,
+            options=self._options,
+            within_s=START_S,
+            nice=NICE,
+            threads=self._threads,
+            logs=self._logs,
+        )
 
     async def run(self) -> None:
         """Score samples until cancelled."""
         await self._batcher.run()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the process."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await kill_worker(worker)
 
     async def ask(self, sample: Sample) -> Opinion:
         """Score one sample. RewardError where the model refuses it, DeadlineError where its batch was late."""
@@ -88,24 +98,28 @@ class ModelProcess:
         )
 
     async def _forward(self, samples: list[Sample]) -> list[Opinion]:
-        if self._child is None:
+        if self._worker is None:
             await self._restart()
-        assert self._child is not None
-        answer: messages.Answer | None = None
+        assert self._worker is not None
+        opinions: list[Opinion] | None = None
+        lost = True
         try:
             with anyio.move_on_after(self._deadline_s):
-                answer = await self._child.ask(messages.Judge(samples=samples, top=self._top))
+                opinions = await self._worker.call(messages.JudgeSamples(samples=samples, top=self._top), list[Opinion])
+            lost = opinions is None
+        except WorkerDied as death:
+            raise RewardError(str(death)) from death
+        except RewardError:
+            lost = False
+            raise
         finally:
-            if answer is None:
-                self.close()
-        if answer is None:
+            if lost:
+                await self.close()
+        if opinions is None:
             raise DeadlineError(
                 f"no answer about {len(samples)} samples within {self._deadline_s:g} s; its process was killed"
             )
-        if isinstance(answer, messages.Raised):
-            raise RewardError(answer.error)
-        assert isinstance(answer, messages.Judged)
-        return answer.opinions
+        return opinions
 
     async def _restart(self) -> None:
         if self._deaths == RESTARTS:

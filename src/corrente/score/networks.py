@@ -22,7 +22,7 @@ from corrente.errors import ConfigError
 from corrente.score import messages, vocabulary
 from corrente.score.messages import Opinion, Sample, Step
 
-Respond = Callable[[messages.Question], messages.Answer]
+Respond = Callable[[messages.JudgeSamples], list[Opinion]]
 Encoded = tuple[list[int], str]
 """Token ids, and the reason where there are none."""
 
@@ -114,8 +114,7 @@ def teacher(*, path: str, dtype: str, tokenizer: str, temperature: float = 1.0) 
         vocabulary.check_same_vocabulary(tokenizer, path)
     model, own = _load_scoring_model(AutoModelForCausalLM, path, dtype)
 
-    def answer(question: messages.Question) -> messages.Answer:
-        assert isinstance(question, messages.Judge)
+    def answer(question: messages.JudgeSamples) -> list[Opinion]:
 
         def judge(texts: list[list[int]], samples: list[Sample]) -> list[Opinion]:
             ids, mask = _pad_batch(texts, own.pad_token_id or 0)
@@ -150,14 +149,13 @@ def _make_role(
     """Make a role that scores the samples that fit into the model, and refuses the others with a reason."""
 
     @torch.inference_mode()
-    def answer(question: messages.Question) -> messages.Answer:
-        assert isinstance(question, messages.Judge)
+    def answer(question: messages.JudgeSamples) -> list[Opinion]:
         texts = [encode(sample) for sample in question.samples]
         refused = [_refusal(len(text), limit) for text in texts]
         fit = [at for at, why in enumerate(refused) if not why]
         judged = judge([texts[at] for at in fit], [question.samples[at] for at in fit]) if fit else []
         opinions = iter(judged)
-        return messages.Judged(opinions=[Opinion(error=why) if why else next(opinions) for why in refused])
+        return [Opinion(error=why) if why else next(opinions) for why in refused]
 
     return answer
 

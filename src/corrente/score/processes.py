@@ -1,4 +1,4 @@
-"""Functions in processes of their own: for verifiers that hang in C code, use signals, fork, exit or crash.
+"""Reward functions in processes of their own: for verifiers that hang in C code, use signals, fork, exit or crash.
 
 A source has ``workers`` processes, each with the function imported. One that is late is killed, and replaced when it is needed
 next; starting is not part of a call's deadline. A process imports its function by name: closures, lambdas, partials and objects
@@ -18,23 +18,30 @@ from typing import Any
 import anyio
 import msgspec
 
+from corrente.common.spawn import Spawner, Worker
 from corrente.data.types import Group
-from corrente.errors import ConfigError, RewardError
+from corrente.errors import ConfigError, RewardError, WorkerDied
 from corrente.score import messages
 from corrente.score.base import ScoreResult
-from corrente.score.calling import FunctionLog, function_arguments, function_columns, parse_function_answer
-from corrente.score.child import Child
+from corrente.score.calling import (
+    FunctionAnswer,
+    FunctionLog,
+    function_arguments,
+    function_columns,
+    parse_function_answer,
+)
 from corrente.score.functions import TrainerStateOf, score_results
 from corrente.score.resolve import function_name, resolve_function
+from corrente.score.worker import kill_worker, start_scoring_worker
 
-ROLE = "corrente.score.processes:respond"
+RESPOND = "corrente.score.processes:respond"
 START_S = 120.0
 """Time a process gets to import its function."""
 
 
 class ProcessSource:
     """Implements Source. ``function``: a built-in name, "package.module:function" or "path/to/file.py:function". At most
-    ``workers`` calls at once. ``close`` ends the processes."""
+    ``workers`` calls at once. ``spawner`` starts the processes, ``close`` ends them. ``logs``: a folder for their logs."""
 
     single = False
 
@@ -46,26 +53,31 @@ class ProcessSource:
         options: Mapping[str, Any] | None = None,
         name: str = "",
         workers: int = 1,
-        log: Path | None = None,
+        spawner: Spawner,
+        logs: Path | None = None,
     ) -> None:
         self._path = function if isinstance(function, str) else path_of(function)
         self.name = name or function_name(resolve_function(self._path))
         self._options = dict(options or {})
-        self._state_of, self._workers, self._log = state_of, workers, log
-        self._idle: list[Child] = []
-        self._busy: set[Child] = set()
+        self._state_of, self._spawner, self._logs = state_of, spawner, logs
+        self._names = [f"scorer-{self.name}" if workers == 1 else f"scorer-{self.name}-{n}" for n in range(workers)]
+        self._unused = list(reversed(self._names))
+        """Names of workers that are not running."""
+        self._idle: dict[str, Worker] = {}
+        self._busy: dict[str, Worker] = {}
 
     async def open(self) -> None:
         """Start all processes. ConfigError when the function cannot be imported there."""
         async with anyio.create_task_group() as tasks:
-            for _ in range(self._workers):
+            for _ in self._names:
                 tasks.start_soon(self._start)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End all processes."""
-        for child in (*self._idle, *self._busy):
-            child.kill()
-        self._idle, self._busy = [], set()
+        async with anyio.create_task_group() as tasks:
+            for worker in (*self._idle.values(), *self._busy.values()):
+                tasks.start_soon(kill_worker, worker)
+        self._idle, self._busy = {}, {}
 
     async def wait_until_ready(self) -> None:
         """See Source. Starts a process where one was killed."""
@@ -75,29 +87,43 @@ class ProcessSource:
     async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         """See Source. Cancelled, the process is killed."""
         question = self._question(group)
-        child = self._idle.pop()
-        self._busy.add(child)
-        asked = False
+        name, worker = self._idle.popitem()
+        self._busy[name] = worker
+        answered = False
         try:
-            answer = await child.ask(question)
-            asked = True
+            result: FunctionAnswer = await worker.call(question, FunctionAnswer)
+            answered = True
+        except WorkerDied as death:
+            raise RewardError(f"{self.name}: {death}") from death
+        except RewardError as error:
+            answered = True
+            raise RewardError(f"{self.name}: {error}") from error
         finally:
-            self._busy.discard(child)
-            if asked:
-                self._idle.append(child)
+            self._busy.pop(name, None)
+            if answered:
+                self._idle[name] = worker
             else:
-                child.kill()
-        if isinstance(answer, messages.Answered):
-            return score_results(answer.call)
-        assert isinstance(answer, messages.Raised)
-        raise RewardError(f"{self.name}: {answer.error}")
+                self._unused.append(name)
+                await kill_worker(worker)
+        return score_results(result)
 
     async def _start(self) -> None:
-        child = Child.spawn(ROLE, {"path": self._path, "name": self.name, "options": self._options}, log=self._log)
-        await child.ready(START_S, name=self.name)
-        self._idle.append(child)
+        name = self._unused.pop()
+        try:
+            self._idle[name] = await start_scoring_worker(
+                self._spawner,
+                name=self.name,
+                worker_name=name,
+                respond=RESPOND,
+                options={"path": self._path, "name": self.name, "options": self._options},
+                within_s=START_S,
+                logs=self._logs,
+            )
+        except BaseException:
+            self._unused.append(name)
+            raise
 
-    def _question(self, group: Group) -> messages.Ask:
+    def _question(self, group: Group) -> messages.CallFunction:
         given = function_columns(group)
         given.pop("environments", None)  # live objects: a function that asks for them is refused when it is made
         for column, values in given.items():
@@ -105,15 +131,14 @@ class ProcessSource:
                 msgspec.msgpack.encode(values)
             except TypeError as error:
                 raise RewardError(f"{self.name}: the column {column!r} does not cross processes: {error}") from None
-        return messages.Ask(columns=given, state=self._state_of(group), count=len(group.episodes))
+        return messages.CallFunction(columns=given, state=self._state_of(group), count=len(group.episodes))
 
 
-def respond(*, path: str, name: str, options: Mapping[str, Any]) -> Callable[[messages.Question], messages.Answer]:
-    """In the process: the role of a function."""
+def respond(*, path: str, name: str, options: Mapping[str, Any]) -> Callable[[messages.CallFunction], FunctionAnswer]:
+    """The function at ``path``, as the worker answers with it (worker.Respond)."""
     function = functools.partial(resolve_function(path), **options)
 
-    def answer(question: messages.Question) -> messages.Answer:
-        assert isinstance(question, messages.Ask)
+    def answer(question: messages.CallFunction) -> FunctionAnswer:
         log = FunctionLog(question.count)
         try:
             result = function(**function_arguments(function, question.columns, question.state, log))
@@ -121,7 +146,7 @@ def respond(*, path: str, name: str, options: Mapping[str, Any]) -> Callable[[me
                 result = anyio.run(_awaited, result)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is still set would go off in the next call
-        return messages.Answered(call=parse_function_answer(name, result, log, count=question.count))
+        return parse_function_answer(name, result, log, count=question.count)
 
     return answer
 

@@ -1,73 +1,98 @@
-"""The program of a scoring process: ``python -m corrente.score.worker BIRTH``.
+"""Scoring workers: the role that they serve, and how one is started.
 
-It answers in its main thread, one question after the other, so what it runs may use signals (SIGALRM), fork, or hang in C code:
-who started it kills it when it is late. It ends when its socket closes; on Linux the kernel kills it together with its parent.
-What is written to its standard output goes to standard error.
+A scoring worker runs code of users, or a model. It answers one question after the other in its only thread, so the code may use
+signals (SIGALRM), fork, or hang in C: whoever asks stops the worker when it is late, and what it forked is killed with it.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-import msgspec
+import anyio
 
-from corrente.common.child_process import set_up_child
+from corrente.common import rpc
 from corrente.common.imports import load_object
-from corrente.errors import CorrenteError, described
+from corrente.common.rpc_server import Send
+from corrente.common.spawn import Spawner, Worker, WorkerPlace, WorkerRole
+from corrente.errors import ConfigError, CorrenteError, RewardError, WorkerDied, described
 from corrente.score import messages
 
-Respond = Callable[[Any], messages.Answer]
-"""A role: built from its options, raises if it cannot be; then answers questions."""
+SCORING_ROLE = "corrente.score.worker:ScoringRole"
+VARIABLES = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
+
+Respond = Callable[[Any], Any]
+"""Answers a question; what it returns is encoded, what it raises costs the question."""
 
 
-def main() -> None:
-    birth = msgspec.json.decode(sys.argv[1], type=messages.Birth)
-    set_up_child(socket=birth.socket, parent=birth.parent, nice=birth.nice)
-    link = socket.socket(fileno=birth.socket)
-    os.register_at_fork(after_in_child=link.close)  # a fork of the user's must not keep the line open
-    try:
-        respond: Respond = load_object(birth.role)(**birth.options)
-    except Exception as error:
-        text = str(error) if isinstance(error, CorrenteError) else f"{type(error).__name__}: {error}"
-        _send(link, messages.Refused(message=text))
-        return
-    _send(link, messages.Ready())
-    while (body := _receive(link)) is not None:
-        question = msgspec.msgpack.decode(body, type=messages.Question)
+class ScoringRole:
+    """Serves ``respond``: the dotted path of a function that is called with ``options`` and returns a ``Respond``."""
+
+    requests: Any = messages.Question
+    busy = False
+
+    def __init__(self, send: Send, *, respond: str, options: Mapping[str, Any]) -> None:
+        self._respond: Respond = load_object(respond)(**options)
+
+    def handle(self, call: rpc.RpcCall[messages.Question]) -> rpc.RpcAnswer | None:
+        """See Role. RewardError for whatever the user's code raises."""
+        if isinstance(call.body, rpc.CancelCall):
+            return None  # read too late to matter: it is answered by now, or the worker is being killed
         try:
-            answer = respond(question)
-        except Exception as error:  # user code: whatever it raises is the answer
-            answer = messages.Raised(error=described(error))
-        _send(link, answer)
+            answer = self._respond(call.body)
+        except Exception as error:
+            raise RewardError(described(error)) from error
+        try:
+            return rpc.reply(call.id, answer)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RewardError(f"its answer does not cross processes: {error}") from error
+
+    def work(self) -> list[rpc.RpcAnswer]:
+        return []
+
+    def close(self) -> None:
+        """See Role. Nothing outlives the process."""
 
 
-def _send(link: socket.socket, answer: messages.Answer) -> None:
+async def start_scoring_worker(
+    spawner: Spawner,
+    *,
+    name: str,
+    worker_name: str,
+    respond: str,
+    options: Mapping[str, Any],
+    within_s: float,
+    nice: int = 0,
+    threads: int = 0,
+    logs: Path | None = None,
+) -> Worker:
+    """A worker that can be asked. ``name`` is the scorer's, in errors; ``logs`` the folder for the worker's log.
+
+    ConfigError when it says that it cannot score; RewardError when it ends, or takes longer than ``within_s``.
+    """
+    role = WorkerRole(
+        name=worker_name,
+        path=SCORING_ROLE,
+        arguments={"respond": respond, "options": dict(options)},
+        isolated=True,
+    )
+    place = WorkerPlace(nice=nice, threads=threads, variables=VARIABLES)
+    log = None if logs is None else logs / f"{worker_name}.log"
+    worker: Worker | None = None
     try:
-        data = messages.frame(answer)
-    except (TypeError, ValueError) as error:
-        data = messages.frame(messages.Raised(error=f"its answer does not cross processes: {error}"))
-    link.sendall(data)
+        with anyio.move_on_after(within_s):
+            worker = await spawner.spawn(role, place=place, log=log)
+    except WorkerDied as death:
+        raise RewardError(f"{name}: {death}") from death
+    except CorrenteError as error:
+        raise ConfigError(f"reward scorer {name}: {error}") from error
+    if worker is None:
+        raise RewardError(f"{name}: its process was not ready within {within_s:g} s")
+    return worker
 
 
-def _receive(link: socket.socket) -> bytes | None:
-    head = _exactly(link, messages.HEADER.size)
-    return None if head is None else _exactly(link, messages.HEADER.unpack(head)[0])
-
-
-def _exactly(link: socket.socket, count: int) -> bytes | None:
-    """``count`` bytes; None when the line is closed."""
-    data = bytearray()
-    while len(data) < count:
-        more = link.recv(min(count - len(data), 1 << 18))
-        if not more:
-            return None
-        data += more
-    return bytes(data)
-
-
-if __name__ == "__main__":
-    main()
+async def kill_worker(worker: Worker) -> None:
+    """Kill a worker that is late, or not needed any more; not to be cancelled."""
+    with anyio.CancelScope(shield=True):
+        await worker.stop(0)

@@ -1,8 +1,8 @@
-"""HTTP to one vLLM server: who fails, how, and what is tried again.
+"""HTTP to one vLLM server: its failures, and which calls are tried again.
 
-4xx      the server has looked at the request and refuses it: GenerationError at once, with its words.
+4xx      the server has read the request and refuses it: GenerationError at once, with its message.
 5xx      and lost connections: tried again, waiting longer each time, until ``retries`` or ``deadline_s`` are used up.
-death    of a launched server: WorkerDied with its last words, whoever waits for what.
+death    of a launched server: WorkerDied with its last output, in every call that waits.
 
 The client opens as many connections as there are calls; nothing queues behind a limit of its own.
 """

@@ -1,8 +1,8 @@
 """Starts vLLM servers, or attaches to some, as replicas.
 
 A launched server listens on a Unix socket in a folder of its own, readable by this user only, and asks for a token: it has no
-port that another run, or another user, could meet. Its processes run under a supervisor (supervise.py) that ends all of them and
-removes the folder when the controller lets go, however that happens.
+port that another run, or another user, could meet. Its processes run under a supervisor (supervisor.py), a worker that ends all
+of them and removes the folder when the controller stops it or is gone.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import math
 import os
 import re
 import secrets
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,8 +19,9 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import httpx2 as httpx
-from anyio.abc import Process
 
+from corrente.common.spawn import Spawner, Worker, WorkerRole
+from corrente.common.worker_log import LINES, describe_output
 from corrente.config import Lora, RunConfig, Vllm, VllmNccl
 from corrente.engine.embedded.stop import Decode, load_decoder
 from corrente.engine.launcher import Replica, SharedWeights, Tell, untold
@@ -31,17 +30,22 @@ from corrente.engine.vllm.adapters import AdapterEngine
 from corrente.engine.vllm.builtin import BuiltinEngine
 from corrente.engine.vllm.client import Client, ServerError, opened
 from corrente.engine.vllm.engine import VllmEngine
+from corrente.engine.vllm.supervisor import AwaitEnd
 from corrente.errors import ConfigError, GenerationError, PipelineError, WorkerDied
 
 PACKAGE = Path(__file__).parents[2]
 """The folder of corrente, which a server's plugin imports from."""
+SUPERVISOR_ROLE = "corrente.engine.vllm.supervisor:SupervisorRole"
 Ended = Callable[[], Awaitable[WorkerDied]]
 
-LOOK_S = 0.25
+POLL_S = 0.25
+"""Between two attempts to reach a server that is starting."""
 QUIET_S = 3.0
-"""How long an attached server may keep silent before it is said that it is waited for."""
-LAST_WORDS = 3
-TAIL_BYTES = 1 << 16
+"""Time an attached server may take to answer before the user is told that the run waits for it."""
+GRACE_PART = 0.6
+"""Of limits.stop_s: the time a server gets to end by itself; the rest is for its supervisor to clear up."""
+OUTPUT_S = 0.05
+"""Time the last output of a server gets to arrive, after the report of its end."""
 LOST_AFTER = 5
 """Seconds in a row in which an attached server cannot be reached before it counts as dead."""
 _ERROR = re.compile(r"\b[A-Za-z_]*(Error|Exception|Killed)\b")
@@ -52,10 +56,17 @@ class VllmLauncher:
     """Implements Launcher for engine.kind = "vllm"."""
 
     def __init__(
-        self, config: RunConfig, *, weights: SharedWeights, logs: Path | None = None, tell: Tell = untold
+        self,
+        config: RunConfig,
+        *,
+        weights: SharedWeights,
+        spawner: Spawner,
+        logs: Path | None = None,
+        tell: Tell = untold,
     ) -> None:
         assert isinstance(config.engine, Vllm)
-        self._config, self._section, self._weights, self._logs = config, config.engine, weights, logs
+        self._config, self._section, self._weights = config, config.engine, weights
+        self._spawner, self._logs = spawner, logs
         self._tell = tell
         self.replicas = len(self._section.urls) or config.pool.replicas
         self._decode: Decode | None = None
@@ -84,12 +95,15 @@ class VllmLauncher:
     async def _launch(self, index: int) -> AsyncGenerator[Replica]:
         name = f"vllm-{index}"
         with tempfile.TemporaryDirectory(prefix="corrente-vllm-", ignore_cleanup_errors=True) as folder:
-            async with Server(self._config, name=name, logs=self._logs).running(Path(folder)) as server:
+            async with self._server(name).running(Path(folder)) as server:
                 transport = httpx.AsyncHTTPTransport(uds=str(server.socket), limits=httpx.Limits(max_connections=None))
                 client = self._client("http://vllm", server.token, server=server, transport=transport)
                 async with opened(client):
                     await server.ready(client, self._section.start_deadline_s)
                     yield await self._replica(name, client, server.ended, server.socket.parent)
+
+    def _server(self, name: str) -> Server:
+        return Server(self._config, name=name, spawner=self._spawner, logs=self._logs)
 
     def _client(
         self, url: str, token: str, *, server: Server | None = None, transport: httpx.AsyncBaseTransport | None = None
@@ -144,14 +158,14 @@ class VllmLauncher:
 
 
 class Server:
-    """A launched server, from before it runs until it is gone."""
+    """A launched server, from before it runs until it is gone. Its worker supervises it (supervisor.py)."""
 
-    def __init__(self, config: RunConfig, *, name: str, logs: Path | None) -> None:
-        self._config, self.name, self._logs = config, name, logs
+    def __init__(self, config: RunConfig, *, name: str, spawner: Spawner, logs: Path | None) -> None:
+        self._config, self.name, self._spawner, self._logs = config, name, spawner, logs
         self.token = secrets.token_urlsafe(24)
         self.socket = Path()
-        self._log, self._log_start = -1, 0
-        self._over = anyio.Event()
+        self._worker: Worker | None = None
+        self._ended = anyio.Event()
         self._death: WorkerDied | None = None
 
     @asynccontextmanager
@@ -162,45 +176,42 @@ class Server:
         assert isinstance(section, Vllm)
         where = environment.find(section.python)
         self.socket = folder / "http"
-        log = (self._logs or folder) / f"{self.name}.log"
-        (folder / "packages").mkdir()
-        (folder / "packages" / "corrente").symlink_to(PACKAGE, target_is_directory=True)
-        grace_s = 0.6 * self._config.limits.stop_s
-        command = [
-            *(sys.executable, "-I", str(Path(__file__).with_name("supervise.py")), f"{grace_s:g}", str(folder)),
-            *environment.arguments(self._config, where, socket=self.socket),
-        ]
-        variables = environment.variables(self.token, packages=folder / "packages", scratch=folder)
-        with log.open("a+b") as file:
-            start = file.seek(0, os.SEEK_END)
-            process = await anyio.open_process(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                env=variables,
-                start_new_session=True,
-            )
-            self._log, self._log_start = file.fileno(), start
-            try:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._watch, process)
-                    yield self
-                    tasks.cancel_scope.cancel()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await _stop(process, self._config.limits.stop_s)
+        packages = folder / "packages"
+        packages.mkdir()
+        (packages / "corrente").symlink_to(PACKAGE, target_is_directory=True)
+        role = WorkerRole(
+            name=self.name,
+            path=SUPERVISOR_ROLE,
+            arguments={
+                "command": environment.arguments(self._config, where, socket=self.socket),
+                "folder": str(folder),
+                "packages": str(packages),
+                "token": self.token,
+                "grace_s": GRACE_PART * self._config.limits.stop_s,
+            },
+            cleans_up=True,
+        )
+        worker = await self._spawner.spawn(role, log=self._log)
+        self._worker = worker
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch, worker)
+                yield self
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await worker.stop(self._config.limits.stop_s)
 
     async def ready(self, client: Client, within_s: float) -> None:
         """Return once it answers. WorkerDied when it ended before that."""
         if await _answers(client, within_s, death=self.death) is not None:
             raise PipelineError(
-                f"{self.name} was not ready after {within_s:g} s; engine.start_deadline_s allows more. {self._words()}"
+                f"{self.name} was not ready after {within_s:g} s; engine.start_deadline_s allows more; {self._last_output()}"
             )
 
     async def ended(self) -> WorkerDied:
         """See Replica.ended."""
-        await self._over.wait()
+        await self._ended.wait()
         assert self._death is not None
         return self._death
 
@@ -208,35 +219,26 @@ class Server:
         """How it ended, if it did."""
         return self._death
 
-    async def _watch(self, process: Process) -> None:
-        """The supervisor says how the server ended, and clears up only then."""
-        assert process.stdout is not None
+    async def _watch(self, worker: Worker) -> None:
+        """The supervisor reports the end of the server at once, and clears up only then."""
         try:
-            how = (await process.stdout.receive()).decode().splitlines()[0]
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            how = await worker.call(AwaitEnd(), str)
+        except WorkerDied:
             how = "lost its supervisor"
-        self._death = WorkerDied(f"{self.name} (pid {process.pid}) {how}; {self._words()}")
-        self._over.set()
+        await anyio.sleep(OUTPUT_S)
+        self._death = WorkerDied(f"{worker.label} {how}; {self._last_output()}")
+        self._ended.set()
 
-    def _words(self) -> str:
-        """The last errors in its log, else its last lines."""
-        size = os.fstat(self._log).st_size
-        tail = os.pread(self._log, TAIL_BYTES, max(size - TAIL_BYTES, self._log_start)).decode(errors="replace")
-        lines = [_PREFIX.sub("", line).strip() for line in tail.splitlines() if line.strip()]
+    @property
+    def _log(self) -> Path | None:
+        return None if self._logs is None else self._logs / f"{self.name}.log"
+
+    def _last_output(self) -> str:
+        """The last errors it wrote, else its last lines, and where the rest is."""
+        assert self._worker is not None
+        lines = [_PREFIX.sub("", line).strip() for line in self._worker.output.splitlines() if line.strip()]
         telling = [line for line in lines if _ERROR.search(line)] or lines
-        return f"last words: {' | '.join(dict.fromkeys(telling[-LAST_WORDS:]))}" if telling else "it said nothing"
-
-
-async def _stop(process: Process, within_s: float) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    await process.stdin.aclose()
-    with anyio.move_on_after(within_s):
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
-    await process.stdout.aclose()
+        return describe_output(list(dict.fromkeys(telling[-LINES:])), self._log)
 
 
 async def _answers(
@@ -256,7 +258,7 @@ async def _answers(
                 return None
             except ServerError as error:
                 failure = error
-            await anyio.sleep(LOOK_S)
+            await anyio.sleep(POLL_S)
     return failure
 
 
