@@ -127,6 +127,16 @@ def test_controller_imports_only_base_modules_of_the_stages():
     assert [name for name in stages if name.split(".")[2] != "base"] == []
 
 
+def test_no_public_class_name_is_defined_twice():
+    """A name stands for one thing in the whole package."""
+    defined: dict[str, list[str]] = {}
+    for file in _files():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(str(file.relative_to(SRC)))
+    assert {name: files for name, files in defined.items() if len(files) > 1} == {}
+
+
 def test_files_and_functions_stay_small():
     too_long = {str(f.relative_to(SRC)): len(f.read_text().splitlines()) for f in _files()}
     assert {name: lines for name, lines in too_long.items() if lines >= 400} == {}

@@ -31,8 +31,9 @@ PUBLIC = {
     "temperature_of",
     "env.environment": "Environment Observation",
     "trl": "AsyncGRPOConfig AsyncGRPOTrainer GRPOConfig GRPOTrainer",
-    "testing": "ContractError EngineCase LearnerCase Simulation SyncCase World check_buffer check_engine check_env "
-    "check_inflight check_learner check_prompts check_scorer check_sink check_staleness check_sync run_virtual samples simulate",
+    "testing": "ContractError EngineCase LearnerCase Simulation SpawnerCase SyncCase World check_buffer check_engine check_env "
+    "check_inflight check_learner check_prompts check_scorer check_sink check_spawner check_staleness check_sync run_virtual "
+    "samples simulate",
 }
 PROTOCOLS = {
     "prompts.base:Prompts": "describe find next restore state",
@@ -55,6 +56,10 @@ PROTOCOLS = {
     "staleness.base:StalenessPolicy": "judge",
     "inflight.base:InflightPolicy": "land one_version",
     "inflight.base:Traffic": "give_up interrupted quiet_groups quiet_requests",
+    "common.spawn:Spawner": "spawn",
+    "common.spawn:Worker": "ended label output stop",
+    "common.spawn:RpcCaller": "call",
+    "common.rpc_server:Role": "busy close handle requests work",
     "adapters.base:Adapters": "assign frozen read tensors write",
     "algo.base:Objective": "row_weights survey",
     "backends.base:Backend": "accumulate discard micro_batch optimizer prepare",

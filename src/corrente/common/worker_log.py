@@ -5,6 +5,7 @@ The caller reads it from a pipe. A file that cannot be written to (a full disk) 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from logging import LogRecord, makeLogRecord
 from logging.handlers import RotatingFileHandler
@@ -62,7 +63,8 @@ class WorkerLog:
             self._write_line(self._line)
             self._line = b""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def _write_line(self, line: bytes) -> None:
         if self._file is not None:

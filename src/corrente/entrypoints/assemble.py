@@ -124,7 +124,6 @@ async def open_parts(
         check_loaded_prompts(config, prompts.find(["0/0"])[0], given.reward_functions)
     sink, own = Fanout(sinks), load_object(OWN_TEACHER)()
     samplings = {"train": config.sampling, "eval": eval_sampling(config)}
-    shown = load_object(SEES_ENVIRONMENTS)(config, given.reward_functions)
     async with (
         open_local_spawner() as spawner,
         load_object(ENV)(
@@ -134,7 +133,7 @@ async def open_parts(
             tokenizer=tokenizer,
             samplings=samplings,
             tell=sink.event,
-            shown=shown,
+            shown=load_object(SEES_ENVIRONMENTS)(config, given.reward_functions),
         ) as envs,
         load_object(SCORER)(config, functions=given.reward_functions, spawner=spawner, logs=logs, own=own) as scorer,
         _build_runtime(config, learner, spawner, logs).open(config, tell=sink.event) as workers,

@@ -13,6 +13,7 @@ from corrente.testing.clock import run_virtual
 from corrente.testing.engines import EngineCase, check_engine
 from corrente.testing.expect import ContractError
 from corrente.testing.policies import check_inflight, check_staleness
+from corrente.testing.spawners import SpawnerCase, check_spawner
 from corrente.testing.stages import check_env, check_prompts, check_scorer, check_sink
 from corrente.testing.workers import LearnerCase, SyncCase, check_learner, check_sync
 from corrente.testing.world import Simulation, World, simulate
@@ -22,6 +23,7 @@ __all__ = [
     "EngineCase",
     "LearnerCase",
     "Simulation",
+    "SpawnerCase",
     "SyncCase",
     "World",
     "check_buffer",
@@ -32,6 +34,7 @@ __all__ = [
     "check_prompts",
     "check_scorer",
     "check_sink",
+    "check_spawner",
     "check_staleness",
     "check_sync",
     "run_virtual",

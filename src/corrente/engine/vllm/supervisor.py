@@ -2,8 +2,8 @@
 
 A server is several processes, with shared memory and sockets. When the worker is told to end, or its caller is gone, however
 that ended, or when the server ends by itself, every process that is left is ended too (SIGTERM, after ``grace_s`` SIGKILL).
-``folder``, where they keep temporary files, is removed, and so is the shared memory that they had no time to remove. The same when
-one of the processes ends whose title begins with PART: a server is over as a whole, and at once.
+``folder``, where they keep temporary files, is removed, and so is the shared memory that they had no time to remove. The same
+when one of the processes ends whose title begins with PART: a server is over as a whole, and at once.
 
 On Linux the worker adopts orphans of the server, and the server dies with it; elsewhere processes that the server started in
 sessions of their own are not found.
