@@ -613,7 +613,7 @@ def test_replica_joins_takes_work_and_leaves_with_nothing_lost():
         await case.publish()
         leaving = anyio.Event()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(case.pool.adopt, case.fleet.start("guest", leaving))
+            tasks.start_soon(case.pool.serve_joined, case.fleet.start("guest", leaving))
             await _ready(case, 2)
             assert (await case.fleet.up["guest"].stats()).version == 0
             answers = Answers(case, tasks)
@@ -642,7 +642,7 @@ def test_guest_that_dies_is_not_replaced():
     async def body(case: Case) -> None:
         await case.publish()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(case.pool.adopt, case.fleet.start("guest"))
+            tasks.start_soon(case.pool.serve_joined, case.fleet.start("guest"))
             await _ready(case, 2)
             case.fleet.kill("guest")
             await anyio.sleep(10)

@@ -232,7 +232,7 @@ def _start(role: WorkerRole, place: WorkerPlace, log: WorkerLog, descriptors: tu
 
 
 def _ending(code: int) -> str:
-    """How a process ended, in words."""
+    """A process's exit status in words."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -117,7 +117,7 @@ class RpcClient:
         return bool(self._death)
 
     async def ended(self) -> WorkerDied:
-        """How the worker ended, as soon as it has. May be waited for in several tasks."""
+        """Return the death of the worker, as soon as it has ended. May be waited for in several tasks."""
         await self._dead.wait()
         return WorkerDied(self._death)
 

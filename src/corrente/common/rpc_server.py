@@ -16,15 +16,17 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
+import msgspec
+
 from corrente.common import rpc
 from corrente.common.imports import load_object
-from corrente.common.serialization import decode, encode
+from corrente.common.serialization import decode
 
 Send = Callable[[rpc.RpcAnswer], None]
 
 
 class Role(Protocol):
-    """What a worker does with its calls. Built as ``make(send, **arguments)``; ``send`` may be called from any thread.
+    """Serves the calls to a worker. Built as ``make(send, **arguments)``; ``send`` may be called from any thread.
 
     - ``requests`` is the type of the messages it takes: a union of tagged structs, rpc.CancelCall among them.
     - ``handle`` serves one call. None: the answer comes later, from ``work`` or through ``send``, or never. What it raises is the
@@ -50,25 +52,25 @@ class Role(Protocol):
 class RpcServer:
     """The worker's end of a socket. Sending blocks while the caller does not read; any thread may send.
 
+    ``requests``: type of the messages that calls may carry; to be changed only before a caller is answered.
     ``listening_thread``: see the module. ``on_close`` is called once when the caller's end is closed; then the process ends.
     """
 
-    def __init__(self, link: socket.socket, *, listening_thread: bool = True) -> None:
-        self._link = link
+    def __init__(self, link: socket.socket, *, requests: Any, listening_thread: bool = True) -> None:
+        self._link, self.requests = link, requests
         self.on_close: Callable[[], None] = lambda: None
-        self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[rpc.RpcCall[Any]] = queue.SimpleQueue()
         self._frames = rpc.FrameReader()
         self._whole_frames = threading.Lock()
         self._listening_thread = listening_thread
         if listening_thread:
             threading.Thread(target=self._listen, name="listen", daemon=True).start()
 
-    def calls(self, requests: Any, *, wait: bool) -> Iterator[rpc.RpcCall[Any]]:
-        """Calls that have arrived, of messages of type ``requests``; with ``wait``, at least one."""
-        kind: Any = rpc.RpcCall
-        while (body := self._next(wait=wait)) is not None:
+    def calls(self, *, wait: bool) -> Iterator[rpc.RpcCall[Any]]:
+        """Calls that have arrived; with ``wait``, at least one."""
+        while (call := self._next(wait=wait)) is not None:
             wait = False
-            yield decode(body, kind[requests])
+            yield call
 
     def send(self, answer: rpc.RpcAnswer) -> None:
         """Hand an answer to the kernel. An answer that nobody is there to read is dropped: whoever reads calls notices."""
@@ -78,10 +80,10 @@ class RpcServer:
 
     def post(self, body: Any) -> None:
         """Queue a call of the worker's own, as if the caller had made it. Safe in a signal handler."""
-        self._inbox.put(encode(rpc.RpcCall(0, body)))
+        self._inbox.put(rpc.RpcCall(0, body))
 
-    def _next(self, *, wait: bool) -> bytes | None:
-        """The body of the next call; None when there is none, and ``wait`` is not asked for."""
+    def _next(self, *, wait: bool) -> rpc.RpcCall[Any] | None:
+        """The next call; None when there is none, and ``wait`` is not asked for."""
         while True:
             try:
                 return self._inbox.get(block=wait and self._listening_thread)
@@ -95,16 +97,17 @@ class RpcServer:
 
     def _receive(self, *, wait: bool) -> bool:
         """Take what has arrived from the socket; False when nothing has. Does not return when the caller is gone."""
+        kind: Any = rpc.RpcCall
         try:
             data = self._link.recv(rpc.CHUNK_BYTES, 0 if wait else socket.MSG_DONTWAIT)
             for body in self._frames.feed(data):
-                self._inbox.put(body)
+                self._inbox.put(decode(body, kind[self.requests]))
         except BlockingIOError:
             return False
         except ConnectionError:
             self._leave()
-        except ValueError as error:
-            sys.stderr.write(f"ValueError: {error}\n")
+        except (ValueError, msgspec.MsgspecError) as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
             os._exit(1)
         if not data:
             self._leave()
@@ -118,7 +121,7 @@ class RpcServer:
 def serve(role: Role, server: RpcServer, *, name: str) -> NoReturn:
     """Answer calls, and work between them, until the process ends."""
     while True:
-        for call in server.calls(role.requests, wait=not role.busy):
+        for call in server.calls(wait=not role.busy):
             try:
                 answer = role.handle(call)
             except Exception as error:
@@ -134,19 +137,19 @@ def run_worker(name: str, *, socket_fd: int, isolated: bool) -> NoReturn:
     link = socket.socket(fileno=socket_fd)
     if isolated:
         os.register_at_fork(after_in_child=link.close)  # a fork of the user's must not keep the connection open
-    server = RpcServer(link, listening_thread=not isolated)
+    server = RpcServer(link, requests=rpc.BuildRole, listening_thread=not isolated)
     role = _build(server, name)
-    server.on_close = role.close
     serve(role, server, name=name)
 
 
 def _build(server: RpcServer, name: str) -> Role:
     while True:
-        for call in server.calls(rpc.BuildRole, wait=True):
+        for call in server.calls(wait=True):
             try:
                 role: Role = load_object(call.body.path)(server.send, **call.body.arguments)
             except Exception as error:
                 server.send(rpc.failure(call.id, error, worker=name))
             else:
+                server.requests, server.on_close = role.requests, role.close
                 server.send(rpc.reply(call.id, None))
                 return role

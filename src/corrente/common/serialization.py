@@ -22,7 +22,7 @@ _DTYPES = (
     *("int32", "float32", "bool", "int64", "float64", "int16"),
     *("uint8", "int8", "uint16", "uint32", "uint64", "float16"),
 )
-"""What may cross, by its number in the file format: append, never reorder."""
+"""Dtypes that can be encoded, by their number in the format: append, never reorder."""
 
 
 def _encode_array(value: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:

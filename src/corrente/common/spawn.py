@@ -1,4 +1,4 @@
-"""Who starts a process is apart from what runs in it: a spawner starts workers, a role says what a worker does.
+"""A spawner starts workers, a role is what a worker does: what runs in a process is apart from who starts it.
 
 Spawner       starts a worker for a role, at a place
 Worker        a started process: it answers calls (rpc.py), ends, is stopped
@@ -27,7 +27,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 class WorkerRole(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker does. ``name``: the worker's, in messages. ``path`` ("module:attribute") names what builds a Role
+    """The task of a worker. ``name``: the worker's, in messages. ``path`` ("module:attribute") names what builds a Role
     (rpc_server.py) from ``arguments``, which are plain data.
 
     ``isolated``: it runs code that may fork, use signals or hang in C. Such a worker has one thread, leads a session of its own,
@@ -44,7 +44,7 @@ class WorkerRole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker runs. Every default leaves things as the starting process has them.
+    """The place a worker runs at. Every default leaves things as the starting process has them.
 
     ``host``: a name that the spawner knows; empty: its own. ``cpus``: cores it may use. ``threads``: size of its thread pools.
     ``gpus``: the GPUs it sees, as CUDA_VISIBLE_DEVICES names them; None: all. ``nice``: how far it steps back for others.
@@ -114,6 +114,6 @@ class Spawner(Protocol):
 
 @runtime_checkable
 class LocalOnly(Protocol):
-    """What only a spawner of this host can do: have workers inherit open descriptors, under the same numbers."""
+    """A capability that only spawners of this host have: their workers can inherit open descriptors, under the same numbers."""
 
     def inheriting(self, *descriptors: int) -> Spawner: ...

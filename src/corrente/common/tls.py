@@ -1,4 +1,4 @@
-"""What a setting ``verify`` means to an HTTP client."""
+"""Turns a setting ``verify`` into what an HTTP client takes."""
 
 from __future__ import annotations
 

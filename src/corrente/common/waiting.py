@@ -1,7 +1,7 @@
-"""Waiting that can be explained: a bell for conditions, and a register of who waits for what, since when.
+"""Waiting that can be explained: a bell for conditions, and a register of waits with their names and beginnings.
 
-The control plane has no queue without a bound and no wait without a name. ``Waits`` is what the watchdog reads aloud when
-nothing moves, and where the idle fractions come from. No wall clock: time is ``anyio.current_time()``.
+The control plane has no queue without a bound and no wait without a name. The watchdog reports ``Waits`` when nothing
+moves, and the idle fractions come from it. No wall clock: time is ``anyio.current_time()``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Waits:
-    """Who waits for what now, and how long each has waited in all."""
+    """The register of waits: those in progress, and the seconds each has taken in all."""
 
     def __init__(self) -> None:
         self._live: dict[int, Wait] = {}

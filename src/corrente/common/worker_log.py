@@ -1,4 +1,4 @@
-"""What a worker writes to its standard output and error: all of it in a log file of bounded size, the end of it in memory.
+"""The output of a worker, standard output and error: in a log file of bounded size, and the end of it in memory.
 
 The caller reads it from a pipe. A file that cannot be written to (a full disk) costs lines of the log, and not the run.
 """
@@ -18,7 +18,7 @@ TAIL_BYTES = 1 << 16
 LINES = 3
 """Lines that an error quotes."""
 LINE_CHARACTERS = 1000
-"""Of a quoted line; the end of it stands for the rest."""
+"""Characters quoted of a line: its last ones."""
 
 
 class _RotatingFile(RotatingFileHandler):

@@ -1,4 +1,4 @@
-"""How a kind of engine is started: a launcher starts replicas, a replica is a started engine that waits for weights.
+"""A launcher starts the replicas of one kind of engine; a replica is a started engine that waits for weights.
 
 An engine kind implements ``Launcher``; a runtime chooses one and hands it the memory that weights lie in.
 """
@@ -17,22 +17,22 @@ from corrente.sync.base import Receiver
 from corrente.sync.layout import Layout
 
 Tell = Callable[[str, str], None]
-"""Where news about workers goes: a level ("info", "warning") and a line. See observe.base.Sink.event."""
+"""Called with news about workers: a level ("info", "warning") and a line. See observe.base.Sink.event."""
 
 
 def untold(level: str, message: str) -> None:
-    """A ``Tell`` for whom nobody listens to."""
+    """A ``Tell`` that drops the news."""
 
 
 class ReplicaEngine(Engine, Receiver, Protocol):
-    """An engine with its door for weights. Calls that wait for one that died raise WorkerDied."""
+    """An engine, and the receiver of its weights. Calls that wait for one that died raise WorkerDied."""
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """A started engine that holds no weights yet, ready to be given some.
 
     ``layout`` is what it wants them to look like: all replicas of a run want the same. ``ended`` returns when it is dead, with
-    its name and last words; it may be waited for in several tasks, and cancelled. ``leaving``, where there is one, returns
+    its name and last output; it may be waited for in several tasks, and cancelled. ``leaving``, where there is one, returns
     when it has asked to be let go, and would still finish what it has.
     """
 
@@ -44,7 +44,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedWeights(Protocol):
-    """What the engines of a run have in common: the layout of their weights, and the memory these lie in, if they share it.
+    """The layout of the weights that all engines of a run have, and the memory these lie in, if they share it.
 
     ``fd``: the two slots that learner and engines of this host share, for a child to inherit; None where the transport brings
     weights into slots of the engine's own. ``path``: where any process of this user may open the same memory, or empty.
@@ -62,7 +62,8 @@ class SharedWeights(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts replicas of one kind of engine. Built as ``make(config, weights=Weights, logs=Path | None)``.
+    """Starts replicas of one kind of engine. Built as ``make(config, weights=SharedWeights, spawner=Spawner, logs=Path | None,
+    tell=Tell)``; ``spawner`` starts its processes.
 
     ``replicas``: how many there are at the start. ``launch(index)``: entering starts replica ``index`` (again, if it was
     started before) and returns it when it can take weights; WorkerDied when it ended before that, another CorrenteError when

@@ -26,7 +26,7 @@ from corrente.version import __version__
 SOCKET, TOKEN = "join.sock", "join.token"
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 MAX_HELLO_BYTES = 1 << 20
-"""Of a Hello: no more is read from a connection that has not shown the token."""
+"""Bound on a Hello: no more is read from a connection that has not shown the token."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -76,7 +76,7 @@ def join_run(folder: Path, *, model: Path | None = None, threads: int = 0) -> No
     hello = Hello(token=token, pid=os.getpid(), model=handshake.fingerprint(model) if model is not None else "")
     welcome = _introduce(connection, hello)
     os.nice(BASE_NICE)
-    server = RpcServer(connection)
+    server = RpcServer(connection, requests=wire.Body)
     role = JoinedEngineRole(server.send, model=model)
     server.on_close = role.close
     _leave_on_signals(role, server.post)

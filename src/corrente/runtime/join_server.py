@@ -92,7 +92,7 @@ class JoinServer:
                         name, label = answer.name, f"{answer.name} (pid {hello.pid})"
                         client = RpcClient(connection, label=label, on_unasked=lambda _: leaving.set())
             if client is not None:
-                await self._pool.adopt(self._joining(client, name, leaving))
+                await self._pool.serve_joined(self._joining(client, name, leaving))
 
     def _judge(self, hello: Hello | None) -> Welcome | Refused:
         if hello is None or not hmac.compare_digest(hello.token.encode(), self._token.encode()):

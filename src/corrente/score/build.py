@@ -49,8 +49,7 @@ async def open_scorer(
 
     ``functions`` replace reward.functions. ``logs``: a folder for the logs of scoring processes. ``spawner`` starts these; None:
     they are children of this process. ``own``: the policy of some versions ago, for a scorer of kind self_teacher. On exit all
-    processes are gone. ConfigError for
-    what cannot be imported or loaded.
+    processes are gone. ConfigError for what cannot be imported or loaded.
     """
     reward = config.reward
     updates = config.algo.num_iterations

@@ -1,5 +1,6 @@
 """N replicas of any engine behind one: routing, health, publication as a transaction, replacement, joining and leaving.
 
-``health`` (a replica's life) and ``routing`` (who gets a request) are pure; ``roster`` is the state they are applied to;
-``publication`` brings weights to all, ``keeping`` keeps replicas alive and up to date, ``pool`` is what the pipeline sees.
+``health`` (the states of a replica) and ``routing`` (the choice of a replica for a request) are pure; ``roster`` is the state
+they work on; ``publication`` brings weights to all replicas, ``supervisor`` keeps them alive and up to date, ``pool`` is the
+Engine and Receiver that the pipeline gets.
 """

@@ -1,4 +1,4 @@
-"""The life of a replica as a pure state machine: no tasks, no clock, no engine.
+"""The states of a replica as a pure state machine: no tasks, no clock, no engine.
 
     DEAD --launched--> STARTING --started--> STALE --holds the current version--> READY
                            |                   ^                                    |
@@ -7,7 +7,7 @@
       +------- died -------+-------------------+------------------------------------+
 
 Only a READY replica gets requests, and the only way to READY is to hold the version that is current: one that was restarted,
-came late or missed an update comes through STALE. What is not drawn here is our own bug (LedgerError).
+came late or missed an update comes through STALE. A transition that is not drawn here is our own bug (LedgerError).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from corrente.errors import LedgerError
 
 
 class State(Enum):
-    """Where a replica is in its life."""
+    """The states of a replica; see the module."""
 
     DEAD = "dead"
     STARTING = "starting"
@@ -29,7 +29,7 @@ class State(Enum):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """State, and the version held: None before the first weights, and after a death."""
+    """A replica's state, and the version it holds: None before the first weights, and after a death."""
 
     state: State = State.DEAD
     version: int | None = None
@@ -40,22 +40,22 @@ class Health(msgspec.Struct, frozen=True):
         return Health(State.STARTING)
 
     def started(self) -> Health:
-        """It can take weights, and has none."""
+        """The replica can take weights, and has none."""
         self._only(State.STARTING)
         return Health(State.STALE)
 
     def holds(self, version: int, *, current: int) -> Health:
-        """It applied ``version`` while ``current`` is what the run samples from."""
+        """The replica applied ``version``; ``current`` is the version that the run samples from."""
         self._only(State.STALE, State.READY)
         return Health(State.READY if version == current else State.STALE, version)
 
     def missed(self) -> Health:
-        """It did not get an update that others have, or is about to leave: no more requests. Weights it has, it keeps."""
+        """The replica did not get an update that others have, or is about to leave: no more requests. It keeps its weights."""
         self._only(State.STALE, State.READY)
         return Health(State.STALE, self.version)
 
     def died(self) -> Health:
-        """From anywhere: whatever it was, it is gone, and its weights with it."""
+        """The replica is gone, whatever its state was, and its weights with it."""
         return Health(State.DEAD)
 
     def _only(self, *allowed: State) -> None:

@@ -1,4 +1,4 @@
-"""Several replicas behind one Engine and one Receiver.
+"""A pool puts several replicas behind one Engine and one Receiver.
 
 A request goes to the replica that ``routing`` names, among those that hold the current weights; while there is none, it waits,
 and its own deadline is the bound. A replica that dies, leaves or misses an update loses its requests to the others: those of
@@ -32,12 +32,12 @@ from corrente.sync.base import Offer, Update
 MOST_DEATHS = 3
 """Replicas that may die under one request before it is held to be the cause, and fails."""
 ANSWER_S = 2.0
-"""How long counters and partials of one replica are waited for."""
+"""Bound on the wait for counters and partials of one replica."""
 
 
 class EnginePool:
-    """Implements Engine and Receiver. Whoever opens it runs ``run`` as a task, and tells it how to ``catch_up`` (Sync.catch_up)
-    before the first weights are published.
+    """Implements Engine and Receiver. Its owner runs ``run`` as a task, and calls ``catch_up_by`` with Sync.catch_up before the
+    first weights are published.
 
     ``restarts``: replacements of dead replicas in all. ``rows``: requests one replica serves at once. ``slack``: see routing.
     ``deadline_s``: of one replica's part in a publication.
@@ -57,7 +57,7 @@ class EnginePool:
         self._roster = Roster()
         self._router = Router(slack=slack, rows=rows)
         self._publication = Publication(self._roster, deadline_s=deadline_s, tell=tell)
-        self._keeper = ReplicaSupervisor(
+        self._supervisor = ReplicaSupervisor(
             self._roster, self._publication, launcher=launcher, restarts=restarts, deadline_s=deadline_s, tell=tell
         )
         self._busy_s = self._counted_s = 0.0
@@ -65,27 +65,27 @@ class EnginePool:
     # ---- life
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep the replicas; started when all of them have. Never returns: WorkerDied once no replica is left."""
+        """Run the replicas; started when all of them have. Never returns: WorkerDied once no replica is left."""
         try:
             async with anyio.create_task_group() as tasks:
                 async with anyio.create_task_group() as starting:
                     for index in range(self._launcher.replicas):
-                        starting.start_soon(tasks.start, self._keeper.keep, index)
+                        starting.start_soon(tasks.start, self._supervisor.run_replica, index)
                 task_status.started()
                 await anyio.sleep_forever()
         finally:
             self._roster.end(WorkerDied("the engines were stopped"))
 
     def catch_up_by(self, catch_up: CatchUp) -> None:
-        """How a replica that is late gets the live version: Sync.catch_up."""
-        self._keeper.catch_up = catch_up
+        """Set the function that brings a late replica to the live version: Sync.catch_up."""
+        self._supervisor.catch_up = catch_up
 
-    async def adopt(self, joining: AbstractAsyncContextManager[Replica]) -> None:
-        """Have a replica that came by itself in the pool until it leaves or dies."""
-        await self._keeper.adopt(joining)
+    async def serve_joined(self, joining: AbstractAsyncContextManager[Replica]) -> None:
+        """Serve a replica that came by itself until it leaves or dies."""
+        await self._supervisor.serve_joined(joining)
 
     def states(self) -> dict[str, str]:
-        """Replicas by name, and where each is in its life."""
+        """The state of each replica, by name."""
         return {member.name: member.health.state.name for member in self._roster.members.values()}
 
     # ---- Engine
@@ -97,7 +97,7 @@ class EnginePool:
             while True:
                 member = await self._assigned(call)
                 if member is None:
-                    return _nothing_more(call)
+                    return _aborted_completion(call)
                 done = await self._ask(member, call)
                 if done is not None:
                     return done
@@ -128,7 +128,7 @@ class EnginePool:
         named = set(ids)
         found = [call for call in self._roster.calls if call.request.id in named]
 
-        async def look(member: Member, theirs: Sequence[str]) -> None:
+        async def read_partials(member: Member, theirs: Sequence[str]) -> None:
             calls = {call.request.id: (call, call.written) for call in found if call.member is member}
             for name, part in (await member.engine.partials(theirs)).items():
                 call, written = calls[name]
@@ -136,7 +136,7 @@ class EnginePool:
                     call.known = call.whole(part)
 
         with anyio.move_on_after(ANSWER_S):
-            await self._on_members(found, look)
+            await self._on_members(found, read_partials)
         return {
             call.request.id: msgspec.structs.replace(known, finish_reason="abort")
             for call in found
@@ -149,7 +149,7 @@ class EnginePool:
             raise WorkerDied(str(self._roster.over))
         members = list(self._roster.members.values())
 
-        async def look(member: Member) -> None:
+        async def read_stats(member: Member) -> None:
             with anyio.move_on_after(ANSWER_S):
                 try:
                     member.stats = await member.engine.stats()
@@ -158,16 +158,16 @@ class EnginePool:
 
         async with anyio.create_task_group() as tasks:
             for member in members:
-                tasks.start_soon(look, member)
+                tasks.start_soon(read_stats, member)
         total = self._roster.totals()
         ready = self._roster.ready()
         self._busy_s += max(0.0, total.busy_s - self._counted_s) / max(len(members), 1)
         self._counted_s = total.busy_s
-        homeless = sum(call.member is None for call in self._roster.calls)
+        unassigned = sum(call.member is None for call in self._roster.calls)
         return EngineStats(
             version=-1 if self._roster.version is None else self._roster.version,
             running=sum(m.stats.running for m in self._roster.members.values()),
-            waiting=sum(m.stats.waiting for m in self._roster.members.values()) + homeless,
+            waiting=sum(m.stats.waiting for m in self._roster.members.values()) + unassigned,
             prefill_tokens=total.prefill_tokens,
             decode_tokens=total.decode_tokens,
             busy_s=self._busy_s,
@@ -208,7 +208,7 @@ class EnginePool:
         return ready[self._router.route(call.request.group, {name: len(m.calls) for name, m in ready.items()})]
 
     async def _ask(self, member: Member, call: PoolRequest) -> Completion | None:
-        """What the request came to on ``member``; None when it has to go on elsewhere."""
+        """The completion of a request on ``member``; None when it has to go on elsewhere."""
         call.member, call.moving, call.scope = member, False, anyio.CancelScope()
         member.calls.add(call)
         self._router.joined(call.request.group, member.name)
@@ -246,8 +246,8 @@ class EnginePool:
     async def _on_members(
         self, calls: Sequence[PoolRequest], ask: Callable[[Member, Sequence[str]], Awaitable[None]]
     ) -> None:
-        """Ask every replica about its own of these calls, at once. What is dead has nothing to say; of those that refuse, the
-        first is raised once all were asked."""
+        """Ask every replica about those of these calls that it serves, at once. One that is dead is given up; of those that
+        refuse, the first is raised once all were asked."""
         failures: list[RolloutError] = []
 
         async def one(member: Member) -> None:
@@ -265,8 +265,8 @@ class EnginePool:
             raise failures[0]
 
 
-def _nothing_more(call: PoolRequest) -> Completion:
-    """A request that was aborted while no replica served it: what was written before."""
+def _aborted_completion(call: PoolRequest) -> Completion:
+    """The completion of a request that was aborted while no replica served it: the tokens written before."""
     if call.written is not None:
         return msgspec.structs.replace(call.written, finish_reason="abort")
     prompt = call.request.tokens

@@ -1,7 +1,7 @@
-"""Who is in the pool, what each holds, and the calls that run on each: the state that all parts of a pool share.
+"""The roster lists the replicas of a pool, the version each holds and the calls that run on each: the state all its parts share.
 
-One task changes it at a time (the control plane has one thread), and rings afterwards. It decides nothing but which version is
-current.
+One task changes it at a time (the control plane has one thread), and rings the bell afterwards. It decides nothing but which
+version is current.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from corrente.errors import RolloutError, WorkerDied
 from corrente.sync.base import Update
 
 EVACUATION_S = 2.0
-"""How long a replica that is taken out of rotation gets to give back what it has sampled; then that is lost."""
+"""Time that a replica which gets no more requests has to give back the tokens it has sampled; then they are lost."""
 
 
 class PoolRequest:
-    """A generation on its way. ``written`` is what replicas it had to leave sampled of it: it goes on from there.
+    """A request that is being served. ``written``: the tokens that earlier replicas sampled; it goes on after them.
 
-    ``known``: what ``partials`` last saw of it; where a replica dies, that much is not lost. ``moving`` tells an abort that
-    takes it elsewhere from one that somebody asked for.
+    ``known``: the tokens that ``partials`` last saw; when its replica dies, they are not lost. ``moving`` tells an abort that
+    moves it to another replica from one that the caller asked for.
     """
 
     def __init__(self, request: Request) -> None:
@@ -42,7 +42,7 @@ class PoolRequest:
         return self.request if self.written is None else self.request.after(self.written)
 
     def whole(self, part: Completion) -> Completion:
-        """What was written before, and ``part``."""
+        """The tokens written before, followed by ``part``."""
         return part if self.written is None else self.written.then(part)
 
 
@@ -54,11 +54,11 @@ class Member:
         self.health = Health().launched().started()
         self.calls: set[PoolRequest] = set()
         self.stats = EngineStats(version=-1)
-        self.door = anyio.Lock()
-        """Weights come to it one call at a time."""
+        self.weights_lock = anyio.Lock()
+        """Held by each call that brings it weights: they come one at a time."""
         self.leaving = False
         self.lost = anyio.Event()
-        self.verdict = WorkerDied(f"{replica.name} was given up")
+        self.reason = WorkerDied(f"{replica.name} was given up")
 
     @property
     def name(self) -> str:
@@ -81,21 +81,21 @@ class Member:
         return self.ready or self.stale
 
     @property
-    def wanted(self) -> bool:
-        """Alive, and neither leaving nor given up: worth bringing weights to."""
+    def usable(self) -> bool:
+        """True if it is alive, and neither leaving nor given up: it still takes weights."""
         return self.alive and not self.leaving and not self.lost.is_set()
 
-    def give_up(self, verdict: WorkerDied) -> None:
-        """It gets nothing more, and is stopped and replaced by whoever keeps it."""
+    def give_up(self, reason: WorkerDied) -> None:
+        """Send it nothing more; its supervisor stops and replaces it."""
         if self.alive:
             self.health = self.health.missed()
         if not self.lost.is_set():
-            self.verdict = verdict
+            self.reason = reason
             self.lost.set()
 
 
 class Roster:
-    """The members by name, and the version that is current. ``bell`` rings whenever any of it, or a call, has changed."""
+    """The members by name, and the current version. ``bell`` rings whenever one of these, or a call, has changed."""
 
     def __init__(self) -> None:
         self.bell = Bell()
@@ -103,27 +103,27 @@ class Roster:
         self.calls: set[PoolRequest] = set()
         self.live: Update | None = None
         self.over: WorkerDied | None = None
-        """Why there will be no replica any more."""
+        """Set once there will be no replica any more: the reason."""
         self._gone = EngineStats(version=-1)
 
     @property
     def version(self) -> int | None:
-        """What READY replicas hold; None before the first weights."""
+        """The version that READY replicas hold; None before the first weights."""
         return None if self.live is None else self.live.version
 
     def ready(self) -> list[Member]:
         return [m for m in self.members.values() if m.ready]
 
     def stale(self) -> list[Member]:
-        """Alive, and not to be asked for tokens. Those that leave, or are given up, are not among them."""
-        return [m for m in self.members.values() if m.stale and m.wanted]
+        """Replicas that are alive and get no requests, without those that leave or are given up."""
+        return [m for m in self.members.values() if m.stale and m.usable]
 
     def add(self, member: Member) -> None:
         self.members[member.name] = member
         self.bell.ring()
 
     def remove(self, member: Member) -> None:
-        """It is dead or gone; calls that still wait for it go elsewhere."""
+        """Remove a dead or departed member; calls that still wait for it go to others."""
         member.health = member.health.died()
         self._gone = added(self._gone, member.stats)
         self.members.pop(member.name, None)
@@ -132,21 +132,21 @@ class Roster:
         self.bell.ring()
 
     def end(self, why: WorkerDied) -> None:
-        """There will be no replica any more; whoever waits for one is told."""
+        """There will be no replica any more; calls that wait for one fail with ``why``."""
         self.over = self.over or why
         self.bell.ring()
 
     def totals(self) -> EngineStats:
-        """Counters of all replicas, those that are gone included, as they were last told."""
+        """Counters of all replicas as they last reported them, those that are gone included."""
         total = self._gone
         for member in self.members.values():
             total = added(total, member.stats)
         return total
 
     async def evacuate(self, member: Member) -> None:
-        """Have the live calls of a replica that is out of rotation go on elsewhere; none is left when this returns.
+        """Move the live calls of a replica that gets no more requests to others; none is left when this returns.
 
-        They take along what it has sampled, if it says so in time.
+        They take along the tokens it has sampled, if it returns them in time.
         """
         for call in member.calls:
             call.moving = True
@@ -157,7 +157,7 @@ class Roster:
             except WorkerDied as death:
                 member.give_up(death)
             except RolloutError:
-                pass  # it says nothing: its calls are cancelled below
+                pass  # it refuses: its calls are cancelled below
             await self.bell.until(lambda: not member.calls)
         for call in member.calls:
             call.scope.cancel()
@@ -166,7 +166,7 @@ class Roster:
 
 
 def added(a: EngineStats, b: EngineStats) -> EngineStats:
-    """Sums of the counters."""
+    """The sums of two replicas' counters."""
     return msgspec.structs.replace(
         a,
         prefill_tokens=a.prefill_tokens + b.prefill_tokens,

@@ -1,4 +1,4 @@
-"""Which replica gets a request: the least loaded, unless its group is at home elsewhere.
+"""Routing sends a request to the least loaded replica, unless its group is at home on another.
 
 The members of a group have the same prompt; on one replica it is computed once. So a group has a home, the replica that its
 first live member was sent to, and later members follow there, unless that starves another replica. The rule:
@@ -8,7 +8,7 @@ first live member was sent to, and later members follow there, unless that starv
 
 The bound that follows: no request is ever sent to a replica that has ``slack`` live requests more than another that is ready,
 or that has no free row while another has one. With ``slack`` the size of a group, a group that starts is never split on a pool in
-balance. Pure: counts and names in, a name out.
+balance. Pure: takes counts and names, returns a name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Mapping
 
 
 class Router:
-    """``slack``: requests that home may have more than the least loaded. ``rows``: requests a replica serves at once."""
+    """Remembers the homes of groups. ``slack``: requests that a home may have more than the least loaded replica. ``rows``:
+    requests a replica serves at once."""
 
     def __init__(self, *, slack: int, rows: int) -> None:
         self._slack, self._rows = slack, rows
@@ -43,7 +44,7 @@ class Router:
             self._members[group] += 1
 
     def left(self, group: str) -> None:
-        """That member ended there. A group without live members has no home."""
+        """A member of ``group`` ended. A group without live members has no home."""
         if not group:
             return
         self._members[group] -= 1

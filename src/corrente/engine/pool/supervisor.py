@@ -1,7 +1,7 @@
-"""Keeping replicas alive and up to date: started, watched, replaced, caught up, let go.
+"""The supervisor starts replicas, watches and replaces them, brings them up to date, and releases those that leave.
 
 Each replica has one task from its start to its end, and a second one that brings it up to date whenever it is STALE. A death is
-told at once, with name and last words; what ran on it goes on elsewhere.
+reported at once, with the replica's name and last output; its requests go on in others.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from corrente.sync.base import Offer, Receiver, Update
 CatchUp = Callable[[Receiver], Awaitable[None]]
 
 TRIES = 4
-"""Times a replica may fail to be brought up to date before it counts as dead."""
+"""Attempts to bring a replica up to date before it counts as dead."""
 PAUSE_S = 0.25
-"""Before what failed is tried again; doubled each time, and never before the first replacement."""
+"""Before another attempt at what failed; doubled each time. The first replacement does not wait."""
 LONGEST_PAUSE_S = 30.0
 HEARTBEAT_S = 5.0
-"""Between two questions whether a replica still answers."""
+"""Between two checks that a replica still answers."""
 
 
 class ReplicaSupervisor:
-    """``restarts``: replacements in all. ``deadline_s``: of bringing a replica up to date, and of any answer."""
+    """Runs the replicas of a pool. ``restarts``: replacements in all. ``deadline_s``: bound on bringing a replica up to date, and
+    on any answer."""
 
     def __init__(
         self,
@@ -44,16 +45,16 @@ class ReplicaSupervisor:
         tell: Tell,
     ) -> None:
         self._roster, self._publication, self._launcher = roster, publication, launcher
-        self._restarts, self._left, self._deadline_s, self._tell = restarts, restarts, deadline_s, tell
-        self._kept = 0
+        self._restarts, self._restarts_left, self._deadline_s, self._tell = restarts, restarts, deadline_s, tell
+        self._replicas = 0
         self.catch_up: CatchUp | None = None
 
-    async def keep(self, index: int, *, task_status: TaskStatus[None]) -> None:
+    async def run_replica(self, index: int, *, task_status: TaskStatus[None]) -> None:
         """Start replica ``index``, and another in its place whenever it dies, while there are restarts left.
 
-        What keeps it from starting at all the first time is raised; later that is one more death.
+        An error that keeps it from starting the first time is raised; later it counts as one more death.
         """
-        self._kept += 1
+        self._replicas += 1
         started, failures = False, 0
         while True:
             try:
@@ -67,20 +68,20 @@ class ReplicaSupervisor:
                     raise
                 death = error if isinstance(error, WorkerDied) else WorkerDied(f"replica {index}: {error}")
                 self._tell("warning", f"a replacement did not start: {death}")
-            if not self._left:
-                return self._gone(death)
-            self._left -= 1
+            if not self._restarts_left:
+                return self._count_loss(death)
+            self._restarts_left -= 1
             if failures:
                 await anyio.sleep(min(PAUSE_S * 2**failures, LONGEST_PAUSE_S))
             failures += 1
 
-    async def adopt(self, joining: AbstractAsyncContextManager[Replica]) -> None:
-        """A replica that somebody else started, until it dies or leaves; it is not replaced. One that cannot join after all is
-        the business of whoever brought it."""
+    async def serve_joined(self, joining: AbstractAsyncContextManager[Replica]) -> None:
+        """Serve a replica that was not launched here until it dies or leaves; it is not replaced. An error that keeps it
+        from joining is left to ``joining``."""
         joined, death = False, None
         try:
             async with joining as replica:
-                self._kept += 1
+                self._replicas += 1
                 joined = True
                 self._tell("info", f"{replica.name} joined")
                 death = await self.serve(replica)
@@ -88,10 +89,10 @@ class ReplicaSupervisor:
             if not joined:
                 return
             death = WorkerDied(str(error))
-        self._gone(death or WorkerDied("the last engine left"))
+        self._count_loss(death or WorkerDied("the last engine left"))
 
     async def serve(self, replica: Replica) -> WorkerDied | None:
-        """Have a started replica in the pool until it is dead, given up, or has left (None)."""
+        """Keep a started replica in the pool until it is dead or given up, or has left (None)."""
         member = Member(replica)
         self._roster.add(member)
         try:
@@ -106,7 +107,9 @@ class ReplicaSupervisor:
         )
         spent = f"all {self._restarts} restarts of this run are spent"
         then = (
-            f"it is replaced (restart {self._restarts - self._left + 1} of {self._restarts})" if self._left else spent
+            f"it is replaced (restart {self._restarts - self._restarts_left + 1} of {self._restarts})"
+            if self._restarts_left
+            else spent
         )
         self._tell("warning", f"{death}; {others} ready; {then}")
         return death
@@ -122,17 +125,17 @@ class ReplicaSupervisor:
             tasks.start_soon(first, member.replica.ended)
             tasks.start_soon(first, lambda: self._given_up(member))
             if member.replica.leaving is not None:
-                tasks.start_soon(first, lambda: self._let_go(member))
-            tasks.start_soon(self._listen, member)
-            tasks.start_soon(self._bring_up, member)
+                tasks.start_soon(first, lambda: self._release(member))
+            tasks.start_soon(self._check_heartbeat, member)
+            tasks.start_soon(self._keep_current, member)
         return ended[0]
 
     async def _given_up(self, member: Member) -> WorkerDied:
         await member.lost.wait()
-        return member.verdict
+        return member.reason
 
-    async def _listen(self, member: Member) -> None:
-        """Give up a replica that lives and does not answer."""
+    async def _check_heartbeat(self, member: Member) -> None:
+        """Give up a replica that runs and does not answer."""
         while True:
             await anyio.sleep(min(HEARTBEAT_S, self._deadline_s))
             with anyio.move_on_after(self._deadline_s) as limit:
@@ -145,7 +148,7 @@ class ReplicaSupervisor:
                     WorkerDied(f"{member.name} did not answer for {self._deadline_s:g} s, and was given up")
                 )
 
-    async def _let_go(self, member: Member) -> None:
+    async def _release(self, member: Member) -> None:
         assert member.replica.leaving is not None
         await member.replica.leaving()
         member.leaving = True
@@ -153,13 +156,13 @@ class ReplicaSupervisor:
         self._roster.bell.ring()
         await self._roster.evacuate(member)
 
-    async def _bring_up(self, member: Member) -> None:
-        """Whenever a replica is STALE and there is a version to be had: empty it, and give it that."""
+    async def _keep_current(self, member: Member) -> None:
+        """Whenever a replica is STALE and a version is live: move its requests to others, and give it that version."""
         roster, tries = self._roster, 0
         while True:
             await roster.bell.until(lambda: roster.version is not None and member in roster.stale())
             await roster.evacuate(member)
-            problem = await self._caught_up(member)
+            problem = await self._try_catch_up(member)
             if member.ready:
                 self._tell("info", f"{member.name} is ready, at version {roster.version}")
                 tries = 0
@@ -171,10 +174,10 @@ class ReplicaSupervisor:
                 self._tell("warning", f"{member.name} could not be brought up to date, trying again: {problem}")
                 await anyio.sleep(PAUSE_S * 2**tries)
 
-    async def _caught_up(self, member: Member) -> str:
-        """Try once; what went wrong, if anything."""
+    async def _try_catch_up(self, member: Member) -> str:
+        """Try once to bring a replica up to date. Returns the problem, if there was one."""
         assert self.catch_up is not None, "a version is live, but nobody said how to catch up"
-        late = _Late(member, self._roster, self._publication)
+        late = _LateReceiver(member, self._roster, self._publication)
         try:
             with anyio.fail_after(self._deadline_s):
                 await self.catch_up(late)
@@ -185,21 +188,21 @@ class ReplicaSupervisor:
             return "" if late.overtaken else str(error)
         except TimeoutError:
             return f"not done within {self._deadline_s:g} s"
-        if member.stale and member.wanted and late.version is not None:
+        if member.stale and member.usable and late.version is not None:
             member.health = member.health.holds(late.version, current=self._roster.version or 0)
         self._roster.bell.ring()
         return ""
 
-    def _gone(self, death: WorkerDied) -> None:
-        """One replica less for good. The last takes the run with it."""
-        self._kept -= 1
-        if not self._kept:
+    def _count_loss(self, death: WorkerDied) -> None:
+        """Count one replica less for good. The death of the last one ends the run."""
+        self._replicas -= 1
+        if not self._replicas:
             self._roster.end(death)
             raise death
 
 
-class _Late:
-    """The door of a replica that is being brought up to date. Where a flip overtakes it, it gives way (SyncError)."""
+class _LateReceiver:
+    """Implements Receiver for a replica that is being brought up to date. When a flip overtakes it, it gives up (SyncError)."""
 
     def __init__(self, member: Member, roster: Roster, publication: Publication) -> None:
         self._member, self._roster, self._publication = member, roster, publication
@@ -207,15 +210,15 @@ class _Late:
         self.overtaken = False
 
     async def reserve(self, slot: int) -> None:
-        async with self._member.door:
+        async with self._member.weights_lock:
             await self._member.engine.reserve(slot)
 
     async def receive(self, offer: Offer) -> None:
-        async with self._member.door:
+        async with self._member.weights_lock:
             await self._member.engine.receive(offer)
 
     async def apply(self, update: Update, mode: ApplyMode) -> float:
-        async with self._member.door:
+        async with self._member.weights_lock:
             if update.version != self._roster.version or self._publication.flipping(self._member):
                 self.overtaken = True
                 raise SyncError(
@@ -224,7 +227,7 @@ class _Late:
             pause_s = await self._member.engine.apply(update, mode)
             self.version = update.version
         if self._roster.live is not None and update.slot == self._roster.live.slot:
-            await self._publication.take_in(self._member)
+            await self._publication.stage_late(self._member)
         return pause_s
 
     def members(self) -> int:

@@ -1,4 +1,4 @@
-"""Where vLLM is: an environment of its own, for its versions of torch and everything else are not the learner's.
+"""Finds vLLM, which has an environment of its own: its versions of torch and everything else are not the learner's.
 
 Looked for in this order: engine.python, $CORRENTE_VLLM_PYTHON, ~/.cache/corrente/vllm (what `make vllm` sets up). What is in an
 environment is read from its folder; nothing is started or imported.
@@ -21,7 +21,7 @@ from corrente.models.limits import context
 VARIABLE = "CORRENTE_VLLM_PYTHON"
 TOKEN_VARIABLE = "CORRENTE_VLLM_TOKEN"
 VERSION = "0.32.0"
-"""What the engine is written for and tested with."""
+"""The version that the engine is written for and tested with."""
 UNWANTED = "torchvision torchaudio torchcodec"
 """Come with vLLM, are not needed for text, and fail to load beside a torch without CUDA."""
 ADVICE = "`make vllm` in a clone, or what `corrente doctor` prints, sets one up"
@@ -29,19 +29,19 @@ SERVING = (
     *("--middleware", "corrente.engine.vllm.server.Middleware", "--enable-scale-out", "--disable-uvicorn-access-log"),
     *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"),
 )
-"""What any server has to be started with to be an engine here; see docs/how-to/vllm.md."""
+"""Arguments that any server needs to be an engine here; see docs/how-to/vllm.md."""
 WEIGHTS = (
     *("--weight-transfer-config", '{"backend": "corrente"}'),
     *("--worker-extension-cls", "corrente.engine.vllm.plugin.Extension"),
 )
-"""And to be given weights."""
+"""Arguments it needs besides to receive weights."""
 BUILT_IN = ("--weight-transfer-config", '{"backend": "nccl"}')
-"""And to be given weights by vLLM's own NCCL engine instead."""
+"""Arguments it needs instead to receive weights by vLLM's own NCCL engine."""
 ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
 """A compiled forward pass may have remembered weights that were replaced; and vLLM 0.32 ends when a request with a seed is
 prefilled in parts there (a CPU's random generator cannot be set back)."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""vLLM's."""
+"""The values of --max-lora-rank that vLLM takes."""
 CPU_MEMORY_PART = 4
 """On a CPU, keys and values get no more than this part of the machine's memory."""
 
@@ -59,7 +59,7 @@ class VllmEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_python() -> Path:
-    """Where `make vllm` puts it."""
+    """The interpreter of the environment that `make vllm` sets up."""
     cache = os.environ.get("CORRENTE_CACHE")
     root = Path(cache) if cache else Path.home() / ".cache" / "corrente"
     return root / "vllm" / "bin" / "python"
@@ -115,7 +115,7 @@ def _weight_arguments(config: RunConfig) -> tuple[str, ...]:
 
 
 def keeps_sets(config: RunConfig) -> bool:
-    """Whether the servers of a run are to say what they kept for each draw."""
+    """True if the servers of a run have to return the support of each token."""
     return config.sampling.cuts and config.sampling.keep_support
 
 
@@ -125,13 +125,13 @@ def vocabulary(config: RunConfig) -> int:
 
 
 def lora_arguments(settings: Lora) -> tuple[str, ...]:
-    """Of a server that is given adapters: two versions in one batch, the next one on its way."""
+    """Arguments of a server that gets adapters: two versions in one batch, while the next one is on its way."""
     rank = next((rank for rank in LORA_RANKS if rank >= settings.rank), LORA_RANKS[-1])
     return "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2", "--max-cpu-loras", "4"
 
 
 def variables(token: str, *, packages: Path, scratch: Path) -> dict[str, str]:
-    """The environment of a launched server. Its temporary files, sockets included, go to ``scratch``."""
+    """The environment variables of a launched server. Its temporary files, sockets included, go to ``scratch``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return {
         "VLLM_NO_USAGE_STATS": "1",

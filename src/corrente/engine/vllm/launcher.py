@@ -43,7 +43,7 @@ POLL_S = 0.25
 QUIET_S = 3.0
 """Time an attached server may take to answer before the user is told that the run waits for it."""
 GRACE_PART = 0.6
-"""Of limits.stop_s: the time a server gets to end by itself; the rest is for its supervisor to clear up."""
+"""Part of limits.stop_s that a server gets to end by itself; in the rest its supervisor clears up."""
 OUTPUT_S = 0.05
 """Time the last output of a server gets to arrive, after the report of its end."""
 LOST_AFTER = 5
@@ -216,7 +216,7 @@ class Server:
         return self._death
 
     def death(self) -> WorkerDied | None:
-        """How it ended, if it did."""
+        """The death of the server, if it has ended."""
         return self._death
 
     async def _watch(self, worker: Worker) -> None:

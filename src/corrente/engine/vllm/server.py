@@ -1,4 +1,4 @@
-"""What corrente adds inside vLLM's API server, as ASGI middleware.
+"""The ASGI middleware that corrente adds to vLLM's API server.
 
     vllm serve ... --middleware corrente.engine.vllm.server.Middleware
 
@@ -7,7 +7,7 @@
 - ``POST /corrente/flip``: pause, install, label, resume, as one call. A controller that dies in the middle cannot leave the
   engine paused, and no round trip of the network is part of the pause.
 - ``POST /corrente/join``: for vLLM's own NCCL engine, meet the learner at its store and form a communicator with it.
-- A stream says with every piece, and not only at its end, which weights sampled which tokens.
+- A stream reports with every piece, and not only at its end, which weights sampled which tokens.
 """
 
 # pyright: reportMissingImports=false
@@ -29,7 +29,7 @@ from vllm.v1.engine.output_processor import RequestState
 FLIP = "/corrente/flip"
 JOIN = "/corrente/join"
 ARRIVED, RANKS, READY, BUFFERS = "arrived", "ranks", "ready", 2
-"""What sync/vllm_nccl.py calls them."""
+"""Keys of the store at which learner and servers meet; sync/vllm_nccl.py has the same."""
 OPEN = ("/health",)
 
 
