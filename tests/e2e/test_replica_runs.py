@@ -18,6 +18,7 @@ from tests.e2e.tiny import tiny_config
 from tests.numerics.tiny_engine import CONTEXT, tiny
 
 from corrente.config import Embedded, Model, Pool, RunConfig
+from corrente.entrypoints.run_folder import run_folder_path
 from corrente.errors import WorkerDied
 from corrente.runtime.procs import ProcsRuntime
 from corrente.testing import EngineCase, check_engine
@@ -77,15 +78,18 @@ def test_a_run_survives_the_death_of_either_engine_and_trains_every_prompt_once(
         assert any(text.startswith(f"{name} (pid ") and "killed by SIGKILL" in text for text in record.events)
 
 
-def test_a_run_whose_engines_all_die_ends_with_the_last_words_of_the_last(tmp_path: Path):
+def test_a_run_whose_engines_all_die_ends_with_the_death_of_the_last_and_names_its_log(tmp_path: Path):
     def kill(step: int) -> None:
         if step == 2:
             for name in ("engine-0", "engine-1"):
                 os.kill(_children()[name], signal.SIGKILL)
 
     config = tiny_config(tmp_path, *PROCS, "pool.replicas=2", "pool.restarts=0", "eval.every=0")
-    with pytest.raises(WorkerDied, match=r"^engine-[01] \(pid \d+\) was killed by SIGKILL"):
+    with pytest.raises(WorkerDied, match=r"^engine-[01] \(pid \d+\) was killed by SIGKILL; .*; see (.*)$") as caught:
         run(config, sink=Record(kill))
+    log = Path(str(caught.value).partition("; see ")[2])
+    assert log.parent == run_folder_path(config) / "logs"
+    assert {file.name for file in log.parent.iterdir()} == {"engine-0.log", "engine-1.log", "learner.log"}
     assert not _children()
 
 

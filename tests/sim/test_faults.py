@@ -173,7 +173,7 @@ def test_worker_that_dies_ends_the_run_within_a_second() -> None:
 
         async def die() -> None:
             await anyio.sleep(130.0)
-            simulation.engine.die("killed by SIGKILL; last words: none")  # type: ignore[union-attr]
+            simulation.engine.die("killed by SIGKILL; last output: none")  # type: ignore[union-attr]
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(die)
@@ -182,7 +182,7 @@ def test_worker_that_dies_ends_the_run_within_a_second() -> None:
 
     run, ended_s = run_virtual(main)
     assert isinstance(run.error, WorkerDied)
-    assert "last words" in str(run.error)
+    assert "last output" in str(run.error)
     assert ended_s < 131.0
 
 

@@ -168,8 +168,7 @@ def test_row_with_what_is_kept_crosses_the_wire():
         support=Support.of([None, None, np.array([2, 5], np.int32), np.array([3], np.int32)], vocabulary=9),
         experts=np.arange(16, dtype=np.int16).reshape(4, 2, 2),
     )
-    batch = samples.batch(rows=[row])
-    (data,) = rpc.FrameReader().feed(rpc.frame(rpc.RpcCall(1, wire.StepRpc(batch=batch))))
+    (data,) = rpc.FrameReader().feed(rpc.frame(rpc.RpcCall(1, wire.StepRpc(batch=samples.batch(rows=[row])))))
     call: rpc.RpcCall[wire.Body] = serialization.decode(data, rpc.RpcCall[wire.Body])
     assert isinstance(call.body, wire.StepRpc)
     (got,) = call.body.batch.rows

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from corrente.algo.grouped import GroupedAlgorithm
+from corrente.common.serialization import decode, encode
 from corrente.config import RunConfig
 from corrente.data.types import Batch, Group, TeacherLogprobs
 from corrente.errors import AlignmentError
@@ -52,7 +53,7 @@ def test_teacher_logprobs_lie_along_the_row_and_cross_to_the_learner():
     wise = (_taught("wise", 1, [-1, -2], top=1), _taught("wise", 3, [-3], top=1))
     stern = (_taught("stern", 3, [-9], top=0), _taught("stern", 1, [-7, -8], top=0))
     batch = _batch(*wise, *stern)
-    there = wire.decode(wire.encode(wire.StepRpc(batch=batch)), wire.StepRpc).batch
+    there = decode(encode(wire.StepRpc(batch=batch)), wire.StepRpc).batch
     for row in (*batch.rows, *there.rows):
         assert row.tokens.tolist() == [1, 2, 5, 6, 7, 8]
         assert [_plain(one) for one in row.teachers] == [

@@ -115,17 +115,16 @@ class LocalWorker:
 
     async def _exit(self) -> None:
         """Return when the process has ended, and leave no zombie."""
-        await _exited(self._process.pid)
-        if self._role.isolated:
-            self._kill()  # what it forked; before it is reaped, while its group cannot be another's
+        await _exited(self._process)
+        if self._role.isolated:  # kill what it forked; before it is reaped, while its number cannot be another's
+            _kill_group(self._process.pid)
         self._process.wait()
 
     def _kill(self) -> None:
         if self._process.returncode is not None:
             return
         if self._role.isolated:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            _kill_group(self._process.pid)
         else:
             self._process.kill()
 
@@ -241,12 +240,17 @@ def _ending(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-async def _exited(pid: int) -> None:
-    """Return when a child has ended; it is not reaped yet."""
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+async def _exited(process: subprocess.Popen[bytes]) -> None:
+    """Return when a child has ended; on Linux it is not reaped yet."""
     if not hasattr(os, "pidfd_open"):
-        await anyio.to_thread.run_sync(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        await anyio.to_thread.run_sync(process.wait)
         return
-    handle = os.pidfd_open(pid)
+    handle = os.pidfd_open(process.pid)
     try:
         await anyio.wait_readable(handle)
     finally:

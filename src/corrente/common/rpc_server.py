@@ -114,8 +114,10 @@ class RpcServer:
         return True
 
     def _leave(self) -> NoReturn:
-        self.on_close()
-        os._exit(0)
+        try:
+            self.on_close()
+        finally:
+            os._exit(0)
 
 
 def serve(role: Role, server: RpcServer, *, name: str) -> NoReturn:
@@ -132,9 +134,9 @@ def serve(role: Role, server: RpcServer, *, name: str) -> NoReturn:
             server.send(answer)
 
 
-def run_worker(name: str, *, socket_fd: int, isolated: bool) -> NoReturn:
-    """Build the role that the first call on an inherited socket asks for, and serve it."""
-    link = socket.socket(fileno=socket_fd)
+def run_worker(name: str, link: socket.socket, *, isolated: bool = False) -> NoReturn:
+    """Build the role that the first call over ``link`` asks for, and serve it until the caller is gone. The main thread of a
+    worker ends here, whoever started it and however ``link`` was connected."""
     if isolated:
         os.register_at_fork(after_in_child=link.close)  # a fork of the user's must not keep the connection open
     server = RpcServer(link, requests=rpc.BuildRole, listening_thread=not isolated)

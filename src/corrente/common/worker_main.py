@@ -7,6 +7,7 @@ they must be right before numpy and torch start theirs. Then it builds the role 
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import msgspec
@@ -38,7 +39,7 @@ def main() -> None:
     )
     from corrente.common.rpc_server import run_worker
 
-    run_worker(args.name, socket_fd=args.socket, isolated=args.isolated)
+    run_worker(args.name, socket.socket(fileno=args.socket), isolated=args.isolated)
 
 
 if __name__ == "__main__":

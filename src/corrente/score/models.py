@@ -33,7 +33,7 @@ NICE = 5
 
 class ModelProcess:
     """A process that holds a model. ``respond``: dotted path of the function that loads it from ``options`` (score/worker.py).
-    ``open`` starts it; ``run`` must be running for samples to be scored. ``logs``: a folder for its log."""
+    ``open`` starts it; ``run`` must be running for questions to be answered. ``logs``: a folder for its log."""
 
     def __init__(
         self,
