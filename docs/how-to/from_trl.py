@@ -115,6 +115,9 @@ notebook will do. Objects it brings (functions, datasets, tools, environments, c
 
 ## What differs
 
+- Python code that comes with a model, a tokenizer or a reward model is run only with `trust_remote_code=True`, in the config or
+  in its `model_init_kwargs`. Without it, what transformers cannot load by itself is refused at construction, and nobody is asked
+  on the terminal.
 - A step is made of whole groups: its completions must be a multiple of `num_generations`.
 - Nothing is loaded before every value was checked. A fault is a `ConfigError` (a `ValueError`) that names the argument.
 - `max_staleness` is kept by admission instead of by throwing away what is older, and groups are trained in the order they were

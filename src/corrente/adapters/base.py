@@ -28,10 +28,11 @@ class Frozen(NamedTuple):
 class Adapters(Protocol):
     """Contract.
 
-    - An implementation is called with the adapters' section, ``source`` (the directory of the model), ``load`` and ``seed``, and
-      raises ConfigError for what the model does not have. ``model`` is then the policy in training: the parameters that
-      require a gradient are those that are trained. A backend may shard ``model`` in place after ``frozen`` was called, which
-      replaces its parameters by others: an implementation reads them from ``model`` each time and holds on to none.
+    - An implementation is called with the adapters' section, ``source`` (the directory of the model), ``load``, ``seed`` and
+      ``trust_remote_code`` (for what it reads of ``source`` without ``load``), and raises ConfigError for what the model does not
+      have. ``model`` is then the policy in training: the parameters that require a gradient are those that are trained. A backend
+      may shard ``model`` in place after ``frozen`` was called, which replaces its parameters by others: an implementation reads
+      them from ``model`` each time and holds on to none.
     - ``tensors`` are those to ship, by name, of the present weights; copies only where there is no other way. Reading them
       changes nothing.
     - ``frozen`` is the initial policy. It is called once, before the first step and before a backend has prepared the model; its

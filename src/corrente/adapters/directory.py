@@ -53,8 +53,8 @@ class Exporter:
     ``source`` is the directory of the base model. Reads no weights; ConfigError as ``injection.inject_adapters``.
     """
 
-    def __init__(self, settings: config.Lora, *, source: Path) -> None:
-        model = injection.meta_model(source)
+    def __init__(self, settings: config.Lora, *, source: Path, trust_remote_code: bool = False) -> None:
+        model = injection.meta_model(source, trust_remote_code=trust_remote_code)
         self._made = injection.inject_adapters(model, settings, source=source)
         self._own = injection.adapter_parameters(model)
         self.factors: dict[str, Factor] = injection.adapter_factors(model)

@@ -19,7 +19,9 @@ from corrente.errors import CheckpointError
 class FullAdapters:
     """See adapters.base.Adapters. A checkpoint is a Hugging Face directory."""
 
-    def __init__(self, settings: config.Full, *, source: Path, load: Load, seed: int) -> None:
+    def __init__(
+        self, settings: config.Full, *, source: Path, load: Load, seed: int, trust_remote_code: bool = False
+    ) -> None:
         self._load = load
         self.model: Any = load(source)
 

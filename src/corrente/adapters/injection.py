@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from corrente import config
 from corrente.adapters.base import PREFIX, Factor, matches_layer, unmatched_message
 from corrente.errors import ConfigError
+from corrente.models import pretrained
 
 NAME = "default"
 """peft's name for the only adapter; it does not appear in ours."""
@@ -72,21 +73,24 @@ def inject_adapters(model: Any, settings: config.Lora | config.LoraMerged, *, so
     return made
 
 
-def meta_model(source: Path) -> Any:
+def meta_model(source: Path, *, trust_remote_code: bool = False) -> Any:
     """The model of a directory without its weights, on the meta device. Raises ConfigError."""
+    trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, local_files_only=True))
+            return pretrained.from_config(AutoModelForCausalLM, pretrained.load(AutoConfig, source, **trust), **trust)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path = {str(source)!r}: not a causal LM that can be loaded: {error}") from error
 
 
-def verify_targets(source: Path, settings: config.Lora | config.LoraMerged) -> dict[str, Factor]:
+def verify_targets(
+    source: Path, settings: config.Lora | config.LoraMerged, *, trust_remote_code: bool = False
+) -> dict[str, Factor]:
     """Check the targets, and return every adapter tensor the settings ask for by the name it is shipped under.
 
     From the model's configuration alone; no weights are read. Raises ConfigError.
     """
-    model = meta_model(source)
+    model = meta_model(source, trust_remote_code=trust_remote_code)
     inject_adapters(model, settings, source=source)
     return adapter_factors(model)
 

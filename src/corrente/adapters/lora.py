@@ -33,8 +33,16 @@ OTHER_KINDS = (
 class LoraAdapters:
     """See adapters.base.Adapters."""
 
-    def __init__(self, settings: config.Lora | config.LoraMerged, *, source: Path, load: Load, seed: int) -> None:
-        injection.verify_targets(source, settings)
+    def __init__(
+        self,
+        settings: config.Lora | config.LoraMerged,
+        *,
+        source: Path,
+        load: Load,
+        seed: int,
+        trust_remote_code: bool = False,
+    ) -> None:
+        injection.verify_targets(source, settings, trust_remote_code=trust_remote_code)
         self.model: Any = load(source)
         self._settings = settings
         self._made = injection.inject_adapters(self.model, settings, source=source, seed=seed)

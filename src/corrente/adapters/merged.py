@@ -22,8 +22,10 @@ from corrente.errors import ConfigError
 class MergedAdapters(LoraAdapters):
     """See adapters.base.Adapters."""
 
-    def __init__(self, settings: config.LoraMerged, *, source: Path, load: Load, seed: int) -> None:
-        super().__init__(settings, source=source, load=load, seed=seed)
+    def __init__(
+        self, settings: config.LoraMerged, *, source: Path, load: Load, seed: int, trust_remote_code: bool = False
+    ) -> None:
+        super().__init__(settings, source=source, load=load, seed=seed, trust_remote_code=trust_remote_code)
         self._layers = {
             f"{injection.base_name(name)}.{getattr(layer, 'parameter_name', 'weight')}": layer
             for name, layer in injection.adapted_layers(self.model)

@@ -17,6 +17,8 @@ class Model(Section, frozen=True, kw_only=True):
     keep_routing: bool | None = None
     """Of a mixture of experts: record which experts each token was sent to, and have the learner send it there too. None: where
     the engine can say; true: refused where it cannot."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model, and with models that score. Off: what needs such code is refused."""
 
 
 class Embedded(Kind, frozen=True, kw_only=True, tag="embedded"):

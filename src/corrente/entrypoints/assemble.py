@@ -116,7 +116,7 @@ async def open_parts(
     model = Path(load_object(RESOLVE_MODEL)(config.model.path))
     load_object(VERIFY_WEIGHTS)(model)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
-    tokenizer = load_object(TOKENIZER)(model)
+    tokenizer = load_object(TOKENIZER)(model, trust_remote_code=config.model.trust_remote_code)
     encode, chat = tokenizer.encode, load_object(CHAT)(tokenizer, config.chat)
     prompts = load_object(PROMPTS)(config, encode, chat=chat, brought=given.train_dataset)
     eval_prompts = load_object(EVAL_PROMPTS)(config, encode, chat=chat, brought=given.eval_dataset)

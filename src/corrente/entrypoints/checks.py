@@ -40,7 +40,7 @@ from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.env import checks as env_checks
 from corrente.errors import ConfigError
 from corrente.models import cache as model_cache
-from corrente.models import devices
+from corrente.models import devices, pretrained
 from corrente.models.limits import context, limit, vocabulary
 from corrente.observe import trackers
 from corrente.prompts import arithmetic, dataset, jsonl, reasoning_gym, rows
@@ -200,6 +200,9 @@ def _run_folder(config: RunConfig) -> None:
 
 def _model(config: RunConfig) -> None:
     model_cache.verify_path(config.model.path)
+    for kind in ("AutoModelForCausalLM", "AutoTokenizer"):
+        trust = config.model.trust_remote_code
+        pretrained.verify_code(config.model.path, kind=kind, trust_remote_code=trust, key="model.path")
     if config.model.device == "cuda":
         devices.require('model.device = "cuda"')
 

@@ -68,7 +68,7 @@ def card(folder: Path, *, repo: str = "") -> str:
         "## How it went",
         _course(read_metrics(folder)),
         "## How to load it",
-        _loading(repo or "PATH", base, whole=whole),
+        _loading(repo or "PATH", base, whole=whole, trusted=config.model.trust_remote_code),
         "## Every setting",
         f"```toml\n{_public(folder).strip()}\n```",
     ]
@@ -189,17 +189,19 @@ def _course(records: Sequence[Mapping[str, Any]]) -> str:
     return _table(["step", *(COURSE[name] for name in shown)], rows)
 
 
-def _loading(name: str, base: str, *, whole: bool) -> str:
+def _loading(name: str, base: str, *, whole: bool, trusted: bool) -> str:
+    how = ", trust_remote_code=True" if trusted else ""
+    tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{name}"{how})'
     if whole:
         code = (
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'model = AutoModelForCausalLM.from_pretrained("{name}")\ntokenizer = AutoTokenizer.from_pretrained("{name}")'
+            f'model = AutoModelForCausalLM.from_pretrained("{name}"{how})\n{tokenizer}'
         )
     else:
         code = (
             "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base or "BASE"}"), "{name}")\n'
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}")'
+            f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base or "BASE"}"{how}), "{name}")\n'
+            f"{tokenizer}"
         )
     return f"```python\n{code}\n```"
 

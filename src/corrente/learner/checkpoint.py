@@ -23,15 +23,17 @@ STATE = "learner.pt"
 TOKENIZER = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
 
 
-def write_checkpoint(path: Path, *, weights: Callable[[Path], None], source: Path, state: dict[str, Any]) -> None:
+def write_checkpoint(
+    path: Path, *, weights: Callable[[Path], None], source: Path, state: dict[str, Any], code: bool = False
+) -> None:
     """Write into an existing empty directory: ``weights`` writes its files, tokenizer files are copied from ``source``.
 
-    Raises CheckpointError.
+    With ``code`` its Python files are copied too. Raises CheckpointError.
     """
     try:
         with no_progress_bars():
             weights(path)
-        for pattern in TOKENIZER:
+        for pattern in (*TOKENIZER, *(("*.py",) if code else ())):
             for file in sorted(source.glob(pattern)):
                 shutil.copyfile(file, path / file.name)
         torch.save(state | {"rng": _rng_state()}, path / STATE)

@@ -61,7 +61,11 @@ class TorchLearner:
             config.backend, learner=config.learner
         )
         self._adapters: Adapters = load_object(adapters.KINDS[kind_of(config.adapters)])(
-            config.adapters, source=self._source, load=partial(load_model, device=device), seed=config.run.seed
+            config.adapters,
+            source=self._source,
+            load=partial(load_model, device=device, trust_remote_code=config.model.trust_remote_code),
+            seed=config.run.seed,
+            trust_remote_code=config.model.trust_remote_code,
         )
         if config.learner.gradient_checkpointing:
             recompute_activations(self.model)
@@ -103,7 +107,8 @@ class TorchLearner:
     def save(self, path: Path) -> None:
         """Write model, optimizer, step count and RNG into an existing empty directory. Raises CheckpointError."""
         state = {"optimizer": self.optimizer.state(), "steps": self._steps}
-        checkpoint.write_checkpoint(path, weights=self._adapters.write, source=self._source, state=state)
+        code = self._config.model.trust_remote_code
+        checkpoint.write_checkpoint(path, weights=self._adapters.write, source=self._source, state=state, code=code)
 
     def load(self, path: Path) -> None:
         """Restore a checkpoint that ``save`` wrote; the reference stays the initial model.

@@ -18,22 +18,23 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from corrente.errors import ConfigError
 from corrente.learner import attention
 from corrente.learner.packing import PackInputs
+from corrente.models import pretrained
 from corrente.models.progress_bars import no_progress_bars
 
 
-def load_model(path: Path, *, device: str) -> Any:
+def load_model(path: Path, *, device: str, trust_remote_code: bool = False) -> Any:
     """Load a Hugging Face causal LM in float32, without dropout, in evaluation mode.
 
     Raises ConfigError where ``path`` holds none, or lacks some of its weights.
     """
-    load: Any = AutoModelForCausalLM.from_pretrained
+    trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
     try:
         with no_progress_bars():
-            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            config = pretrained.load(AutoConfig, path, **trust)
             # sdpa does no soft capping of attention scores: models that cap them need their own code
             kind = "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else "sdpa"
-            options: dict[str, Any] = {"attn_implementation": kind, "local_files_only": True}
-            model, notes = load(path, config=config, dtype=torch.float32, output_loading_info=True, **options)
+            options: dict[str, Any] = {"attn_implementation": kind, "output_loading_info": True, **trust}
+            model, notes = pretrained.load(AutoModelForCausalLM, path, config=config, dtype=torch.float32, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path = {str(path)!r}: not a causal LM that can be loaded: {error}") from error
     if missing := sorted(notes["missing_keys"]):  # transformers fills these with random numbers

@@ -31,8 +31,9 @@ class WeightsCore:
         self._adapters: Adapters = load_object(adapters.KINDS[kind_of(config.adapters)])(
             config.adapters,
             source=Path(config.model.path),
-            load=partial(load_model, device=device),
+            load=partial(load_model, device=device, trust_remote_code=config.model.trust_remote_code),
             seed=config.run.seed,
+            trust_remote_code=config.model.trust_remote_code,
         )
         self._adapters.model.requires_grad_(False)
 

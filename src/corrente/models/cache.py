@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from corrente.errors import ConfigError, FetchError
+from corrente.models import pretrained
 
 Tell = Callable[[str], None]
 
@@ -230,10 +231,8 @@ def _convert(recipe: Recipe, gguf: Path, work: Path, tell: Tell) -> Path:
     except ImportError as error:
         raise FetchError(f"converting needs {error.name}: pip install 'corrente[gguf]'") from error
     transformers_bars.disable_progress_bar()  # ``tell`` says what goes on
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
-    )
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
+    model = pretrained.load(AutoModelForCausalLM, gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    tokenizer = pretrained.load(AutoTokenizer, gguf.parent, gguf_file=gguf.name)
     # The weights are plain float32 now; what still says "quantized" would keep them from being saved.
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     for leftover in ("quantization_config", "_pre_quantization_dtype"):
@@ -251,8 +250,8 @@ def check_answer(recipe: Recipe, ready: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(ready, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(ready, dtype=torch.float32, local_files_only=True)
+    tokenizer = pretrained.load(AutoTokenizer, ready)
+    model = pretrained.load(AutoModelForCausalLM, ready, dtype=torch.float32)
     with torch.inference_mode():
         last = model(torch.tensor([tokenizer.encode(recipe.question)])).logits[0, -1]
     said = tokenizer.decode([int(last.argmax())])

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from corrente.errors import ConfigError
+from corrente.models import pretrained
 
 
 class Tokenizer:
     """Encodes prompts as the model was trained to read raw text: with its beginning-of-sequence token, if it has one, once."""
 
-    def __init__(self, model: Path) -> None:
-        self.path = model
+    def __init__(self, model: Path, *, trust_remote_code: bool = False) -> None:
+        self.path, self._trust = model, trust_remote_code
 
     def encode(self, text: str) -> list[int]:
         bos = self.hf.bos_token
@@ -30,6 +31,6 @@ class Tokenizer:
         from transformers import AutoTokenizer  # heavy: only a run that really encodes pays for it
 
         try:
-            return AutoTokenizer.from_pretrained(self.path, local_files_only=True)
+            return pretrained.load(AutoTokenizer, self.path, trust_remote_code=self._trust)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path = {self.path}: its tokenizer cannot be loaded: {error}") from error

@@ -79,6 +79,7 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
         max_context=section.max_context,
         path=section.path,
         keep_routing=model.keep_routing,
+        trust_remote_code=model.trust_remote_code,
         adapters=config.adapters if isinstance(config.adapters, Lora) else None,
     )
 

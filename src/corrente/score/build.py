@@ -151,7 +151,8 @@ class _ScorerBuilder:
         """Start all processes concurrently, and return when all are ready."""
         for scorer in self._config.reward.scorers:
             if isinstance(scorer, s.ServedTeacherScorer):
-                vocabulary.check_same_vocabulary(self._config.model.path, scorer.tokenizer)
+                trust = self._config.model.trust_remote_code
+                vocabulary.check_same_vocabulary(self._config.model.path, scorer.tokenizer, trust_remote_code=trust)
         async with anyio.create_task_group() as starting:
             for process in (*self._processes, *self._models):
                 starting.start_soon(process.open)
@@ -181,9 +182,10 @@ class _ScorerBuilder:
     def _model_process(
         self, function: str, scorer: s.ModelScorer, name: str, options: dict[str, Any], *, top: int = 0
     ) -> ModelProcess:
+        trust = self._config.model.trust_remote_code
         process = ModelProcess(
             f"{NETWORKS}:{function}",
-            {"path": scorer.path, "dtype": scorer.dtype, **options},
+            {"path": scorer.path, "dtype": scorer.dtype, "trust_remote_code": trust, **options},
             name=name,
             spawner=self._spawner,
             batch=scorer.batch,

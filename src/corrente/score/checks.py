@@ -15,6 +15,7 @@ from corrente.common import tls
 from corrente.config import RunConfig
 from corrente.config import rewards as s
 from corrente.errors import ConfigError
+from corrente.models import pretrained
 from corrente.score.build import scorer_names
 from corrente.score.functions import function_members
 from corrente.score.judge import template_fields
@@ -29,6 +30,13 @@ from corrente.score.resolve import (
 )
 
 __all__ = ["OFFERED_ARGUMENTS", "check_reward_settings", "needed_columns"]
+
+AUTO_CLASSES: dict[type[s.ScorerConfig], str] = {
+    s.RewardModelScorer: "AutoModelForSequenceClassification",
+    s.ProcessRewardScorer: "AutoModelForTokenClassification",
+    s.TeacherScorer: "AutoModelForCausalLM",
+}
+"""The class of transformers that each kind of model is loaded with."""
 
 Needs = list[tuple[str, tuple[str, ...]]]
 """Config keys, each with the columns of the prompts that it cannot do without."""
@@ -45,7 +53,7 @@ def check_reward_settings(config: RunConfig, given: Sequence[Function] = (), *, 
     functions = list(given) or [resolve_function(name) for name in reward.functions]
     listed = function_members(functions, weights=reward.weights)
     for at, scorer in enumerate(reward.scorers):
-        _check_scorer(f"reward.scorers[{at}]", scorer)
+        _check_scorer(f"reward.scorers[{at}]", scorer, trust_remote_code=config.model.trust_remote_code)
     taken = [source.name for source, _ in listed] + scorer_names(config, [source.name for source, _ in listed])
     for at, name in enumerate(taken):
         if name in taken[:at]:
@@ -85,7 +93,7 @@ def _with_options(scorer: s.FunctionScorer | s.ProcessScorer) -> Function:
     return functools.partial(resolve_function(scorer.function), **scorer.options)
 
 
-def _check_scorer(where: str, scorer: s.ScorerConfig) -> None:
+def _check_scorer(where: str, scorer: s.ScorerConfig, *, trust_remote_code: bool) -> None:
     numbers = {key: value for key, value in msgspec.structs.asdict(scorer).items() if isinstance(value, float)}
     for key, value in numbers.items():
         if not math.isfinite(value):
@@ -103,6 +111,7 @@ def _check_scorer(where: str, scorer: s.ScorerConfig) -> None:
             _check_url(where, scorer)
             if not Path(scorer.tokenizer).is_dir():
                 raise ConfigError(f"{where}.tokenizer = {scorer.tokenizer!r}: it must be a directory with a tokenizer")
+            _check_code(f"{where}.tokenizer", scorer.tokenizer, ("AutoTokenizer",), trust_remote_code=trust_remote_code)
         case s.SelfTeacherScorer():
             pass
         case _:
@@ -111,11 +120,18 @@ def _check_scorer(where: str, scorer: s.ScorerConfig) -> None:
                     f"{where}.path = {scorer.path!r}: it must be a directory with a Hugging Face model"
                     f"{_checkpoint_hint(scorer.path)}"
                 )
+            kinds = (AUTO_CLASSES[type(scorer)], "AutoTokenizer")
+            _check_code(f"{where}.path", scorer.path, kinds, trust_remote_code=trust_remote_code)
     if isinstance(scorer, s.ProcessRewardScorer):
         _compile_pattern(f"{where}.delimiter", scorer.delimiter)
         if re.compile(scorer.delimiter).match("") or not scorer.separator:
             key, value = ("separator", "") if not scorer.separator else ("delimiter", scorer.delimiter)
             raise ConfigError(f"{where}.{key} = {value!r}: it must not be empty, nor match nothing at all")
+
+
+def _check_code(key: str, folder: str, kinds: Sequence[str], *, trust_remote_code: bool) -> None:
+    for kind in kinds:
+        pretrained.verify_code(folder, kind=kind, trust_remote_code=trust_remote_code, key=key)
 
 
 def _checkpoint_hint(path: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from corrente.errors import ConfigError
+from corrente.models import pretrained
 from corrente.score import messages, vocabulary
 from corrente.score.messages import Opinion, Sample, Step
 
@@ -29,13 +30,15 @@ Encoded = tuple[list[int], str]
 NO_LIMIT = 1 << 30
 
 
-def reward_model(*, path: str, dtype: str, chat: bool | str, label: int) -> Respond:
+def reward_model(*, path: str, dtype: str, chat: bool | str, label: int, trust_remote_code: bool = False) -> Respond:
     """The role of a sequence classifier. With ``chat``, a tokenizer that has a chat template renders prompt and completion as a
     user's and an assistant's message, or if it is "given" only where they are messages; without, and where there is none, they
     are joined as they are, if it is "given" without special tokens."""
     from transformers import AutoModelForSequenceClassification
 
-    model, tokenizer = _load_scoring_model(AutoModelForSequenceClassification, path, dtype)
+    model, tokenizer = _load_scoring_model(
+        AutoModelForSequenceClassification, path, dtype, trust_remote_code=trust_remote_code
+    )
     if not 0 <= label < model.config.num_labels:
         raise ConfigError(f"label = {label}: {path} has {model.config.num_labels} labels, the first is 0")
     given, chat = chat == "given", bool(chat and getattr(tokenizer, "chat_template", None))
@@ -60,7 +63,16 @@ def reward_model(*, path: str, dtype: str, chat: bool | str, label: int) -> Resp
     return _make_role(encode, judge, limit=_position_limit(model))
 
 
-def process_model(*, path: str, dtype: str, tokenizer: str, delimiter: str, separator: str, label: int) -> Respond:
+def process_model(
+    *,
+    path: str,
+    dtype: str,
+    tokenizer: str,
+    delimiter: str,
+    separator: str,
+    label: int,
+    trust_remote_code: bool = False,
+) -> Respond:
     """The role of a token classifier, prompted as TRL's PRMTrainer trains it: the prompt, then each step followed by
     ``separator``; the score of a step is the probability of ``label`` where its separator ends (of a single label: its sigmoid).
 
@@ -69,10 +81,10 @@ def process_model(*, path: str, dtype: str, tokenizer: str, delimiter: str, sepa
     """
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-    model, own = _load_scoring_model(AutoModelForTokenClassification, path, dtype)
+    model, own = _load_scoring_model(AutoModelForTokenClassification, path, dtype, trust_remote_code=trust_remote_code)
     if not 0 <= label < model.config.num_labels:
         raise ConfigError(f"label = {label}: {path} has {model.config.num_labels} labels, the first is 0")
-    policy = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
+    policy = pretrained.load(AutoTokenizer, tokenizer, trust_remote_code=trust_remote_code)
     begin = [own.bos_token_id] if own.bos_token_id is not None else []
     mark = own(separator, add_special_tokens=False).input_ids
     if not mark:
@@ -105,14 +117,16 @@ def process_model(*, path: str, dtype: str, tokenizer: str, delimiter: str, sepa
     return _make_role(encode, judge, limit=_position_limit(model))
 
 
-def teacher(*, path: str, dtype: str, tokenizer: str, temperature: float = 1.0) -> Respond:
+def teacher(
+    *, path: str, dtype: str, tokenizer: str, temperature: float = 1.0, trust_remote_code: bool = False
+) -> Respond:
     """The role of a causal LM. ConfigError when it does not read the vocabulary of ``tokenizer``, the policy's; that is found
     before its weights are loaded."""
     from transformers import AutoModelForCausalLM
 
     if tokenizer:
-        vocabulary.check_same_vocabulary(tokenizer, path)
-    model, own = _load_scoring_model(AutoModelForCausalLM, path, dtype)
+        vocabulary.check_same_vocabulary(tokenizer, path, trust_remote_code=trust_remote_code)
+    model, own = _load_scoring_model(AutoModelForCausalLM, path, dtype, trust_remote_code=trust_remote_code)
 
     def answer(question: messages.JudgeSamples) -> list[Opinion]:
 
@@ -166,7 +180,7 @@ def _refusal(length: int, limit: int) -> str:
     return f"{length} tokens, and the model reads at most {limit}" if length > limit else ""
 
 
-def _load_scoring_model(kind: Any, path: str, dtype: str) -> tuple[Any, Any]:
+def _load_scoring_model(kind: Any, path: str, dtype: str, *, trust_remote_code: bool) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_bars
 
@@ -174,10 +188,11 @@ def _load_scoring_model(kind: Any, path: str, dtype: str) -> tuple[Any, Any]:
     if not Path(path).is_dir():
         raise ConfigError(f"{path} is not a directory with a model")
     try:
-        model, notes = kind.from_pretrained(
-            path, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
+        model, notes = pretrained.load(kind, path, dtype=getattr(torch, dtype), output_loading_info=True, **trust)
+        tokenizer = pretrained.load(AutoTokenizer, path, **trust)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{path} cannot be loaded as {kind.__name__.removeprefix('AutoModelFor')}: {error}"

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from corrente.errors import ConfigError
+from corrente.models import pretrained
 
 
-def check_same_vocabulary(policy: str, teacher: str) -> None:
+def check_same_vocabulary(policy: str, teacher: str, *, trust_remote_code: bool = False) -> None:
     """Raise ConfigError unless the tokenizers in these two directories are the same map from tokens to ids."""
     from transformers import AutoTokenizer
 
     try:
-        ours, theirs = (AutoTokenizer.from_pretrained(path, local_files_only=True) for path in (policy, teacher))
+        ours, theirs = (
+            pretrained.load(AutoTokenizer, path, trust_remote_code=trust_remote_code) for path in (policy, teacher)
+        )
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{teacher} has no tokenizer to be compared with the policy's: {error}") from error
     if difference := vocabulary_difference(ours, theirs):

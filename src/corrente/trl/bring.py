@@ -20,6 +20,7 @@ import msgspec
 
 from corrente.errors import ConfigError
 from corrente.models import cache as model_cache
+from corrente.models import pretrained
 from corrente.score.builtins import BUILTINS
 from corrente.score.resolve import resolve_function
 
@@ -58,8 +59,8 @@ class Workbench:
     """A trainer's own folder, made when something is put there, and locked as long as the trainer lives: several trainers may
     have one OUTPUT_DIR. Folders of those that were killed are removed."""
 
-    def __init__(self, output_dir: Path) -> None:
-        self._output = output_dir
+    def __init__(self, output_dir: Path, *, trust_remote_code: bool = False) -> None:
+        self._output, self._trust = output_dir, trust_remote_code
         self._own: Path | None = None
         self._lock: int | None = None
         self._seen: tuple[int, ...] = ()
@@ -68,7 +69,7 @@ class Workbench:
         """A directory with the model and the tokenizer that is to be used."""
         if not isinstance(model, str | Path):
             return str(self._loaded(model, processing_class))
-        path = _directory(str(model), key="model", revision=revision)
+        path = self.directory(str(model), key="model", revision=revision)
         if processing_class is None:
             return path
         return self._beside("model", path, processing_class, key="processing_class")
@@ -80,8 +81,13 @@ class Workbench:
             return model if processing_class is None else self._beside(name, model, processing_class, key=key)
         home = self._empty(name)
         model.save_pretrained(home)
-        _saved_tokenizer(model, processing_class, home, key=key)
+        _saved_tokenizer(model, processing_class, home, key=key, trust_remote_code=self._trust)
         return str(home)
+
+    def directory(self, name: str, *, key: str, revision: str | None = None) -> str:
+        """A directory, or a name corrente knows, as it is; a name of the hub as where huggingface_hub has it, with Python code
+        only where that is trusted."""
+        return _directory(name, key=key, revision=revision, code=self._trust)
 
     def remove(self) -> None:
         if self._own is None:
@@ -100,7 +106,7 @@ class Workbench:
         if changes != self._seen or not home.is_dir():
             home = self._empty("model")
             model.save_pretrained(home)
-            _saved_tokenizer(model, processing_class, home, key="processing_class")
+            _saved_tokenizer(model, processing_class, home, key="processing_class", trust_remote_code=self._trust)
             self._seen = changes
         return home
 
@@ -216,7 +222,7 @@ def _is_function(member: Any) -> bool:
 def _scorer(at: int, member: Any, tokenizer: Any, bench: Workbench) -> dict[str, Any]:
     key = f"reward_funcs[{at}]"
     if isinstance(member, str | Path):
-        path = bench.reward(at, _directory(str(member), key=key), tokenizer)
+        path = bench.reward(at, bench.directory(str(member), key=key), tokenizer)
         return {"path": path, "name": str(member).rstrip("/").rpartition("/")[2]}
     if hasattr(member, "save_pretrained"):
         name = str(getattr(member.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2] or f"reward_model_{at}"
@@ -264,15 +270,14 @@ def adapters(peft_config: Any) -> dict[str, Any]:
     }
 
 
-def _directory(name: str, *, key: str, revision: str | None = None) -> str:
-    """A directory, or a name corrente knows, as it is; a name of the hub as where huggingface_hub has it."""
+def _directory(name: str, *, key: str, revision: str | None, code: bool) -> str:
     if Path(name).is_dir() or name in model_cache.KNOWN:
         return name
     if name.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise ConfigError(f"{key} = {name!r}: no such directory, nor a name OWNER/MODEL of the Hugging Face hub")
     from huggingface_hub import snapshot_download
 
-    files = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    files = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", *(["*.py"] if code else [])]
     try:
         return str(snapshot_download(name, revision=revision, allow_patterns=files))
     except Exception as error:  # of network, hub, disk and cache; each library version has others
@@ -282,7 +287,7 @@ def _directory(name: str, *, key: str, revision: str | None = None) -> str:
         ) from error
 
 
-def _saved_tokenizer(model: Any, processing_class: Any, home: Path, *, key: str) -> None:
+def _saved_tokenizer(model: Any, processing_class: Any, home: Path, *, key: str, trust_remote_code: bool) -> None:
     if processing_class is not None:
         _tokenizer(processing_class, key=key).save_pretrained(home)
         return
@@ -290,7 +295,10 @@ def _saved_tokenizer(model: Any, processing_class: Any, home: Path, *, key: str)
 
     name = str(getattr(model.config, "_name_or_path", ""))
     try:
-        AutoTokenizer.from_pretrained(name).save_pretrained(home)
+        how = {"local_files_only": False, "trust_remote_code": trust_remote_code}
+        pretrained.load(AutoTokenizer, name, **how).save_pretrained(home)
+    except ConfigError:
+        raise
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{key} = None: the model was loaded from {name!r}, and there is no tokenizer there; give it"

@@ -14,10 +14,15 @@ SHARED: tuple[Argument, ...] = (
         "model_init_kwargs",
         None,
         "model.dtype",
-        "dtype and revision; other keys are refused by name",
+        "dtype, revision and trust_remote_code; other keys are refused by name",
         type=dict | str | None,
     ),
-    refused("trust_remote_code", False, "models with code of their own are not loaded"),
+    rule(
+        "trust_remote_code",
+        False,
+        "model.trust_remote_code",
+        "or in model_init_kwargs; of reward models too. False: what needs code of its own is refused",
+    ),
     refused(
         "router_aux_loss_coef", None, "no balancing loss is added to the policy's; 0.0 says so", 0.0, type=float | None
     ),

@@ -43,7 +43,7 @@ from corrente.trl.config import Arguments, AsyncGRPOConfig, GRPOConfig
 from corrente.trl.logs import evaluated
 from corrente.trl.running import run
 from corrente.trl.scripting import Scripting
-from corrente.trl.translate import Facts, count, explained, translate
+from corrente.trl.translate import Facts, count, explained, translate, trusts_code
 from corrente.trl.watching import Watcher
 from corrente.trl.weights import step_of
 
@@ -89,7 +89,7 @@ class Trainer(Callbacks, Scripting):
             train_dataset = bring.placeholders(self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._given_model, self._given_class = model, processing_class
-        self._bench = bring.Workbench(self._output)
+        self._bench = bring.Workbench(self._output, trust_remote_code=trusts_code(self.args))
         weakref.finalize(self, self._bench.remove)
         self._rewards = bring.rewards(reward_funcs, reward_processing_classes, self.args.reward_weights, self._bench)
         self.reward_funcs = list(self._rewards.functions)
@@ -222,14 +222,15 @@ class Trainer(Callbacks, Scripting):
     def model(self) -> Any:
         """The model with the present weights: the one that was given, or one that is loaded when it is first asked for."""
         if self._loaded is None:
-            self._loaded = weights.load(self._weights(), self._given_model, self._model_path)
+            self._loaded = self._load_model()
         return self._loaded
 
     @property
     def processing_class(self) -> Any:
         """The tokenizer: the one that was given, or that of the model."""
         if self._tokenizer is None:
-            self._tokenizer = weights.load_tokenizer(str(model_cache.resolve(self._model_path)))
+            folder = str(model_cache.resolve(self._model_path))
+            self._tokenizer = weights.load_tokenizer(folder, trust_remote_code=trusts_code(self.args))
         return self._tokenizer
 
     def __getattr__(self, name: str) -> Any:
@@ -310,7 +311,7 @@ class Trainer(Callbacks, Scripting):
         if outcome.checkpoint is not None:
             self._trained = outcome.checkpoint / checkpoint_folder.LEARNER
         if self._loaded is not None or not isinstance(self._given_model, str | Path):
-            self._loaded = weights.load(self._weights(), self._given_model, self._model_path)
+            self._loaded = self._load_model()
         self._hand(self._here)
 
     @property
@@ -321,6 +322,10 @@ class Trainer(Callbacks, Scripting):
 
     def _weights(self) -> Path:
         return self._trained or Path(model_cache.resolve(self._model_path))
+
+    def _load_model(self) -> Any:
+        trust = trusts_code(self.args)
+        return weights.load(self._weights(), self._given_model, self._model_path, trust_remote_code=trust)
 
     def _summary(self, outcome: RunResult, watcher: Watcher, took_s: float, config: RunConfig) -> dict[str, float]:
         samples = outcome.counts.get("trained", 0) * config.run.group_size

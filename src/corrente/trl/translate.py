@@ -220,6 +220,7 @@ def _run(args: Any, facts: Facts, steps: Steps) -> Writes:
     yield "model.path", facts.model
     yield "model.device", "cpu" if args.use_cpu else "auto"
     yield "model.dtype", _dtype(args)
+    yield "model.trust_remote_code", trusts_code(args)
     yield "sync.every", steps.per_version
     yield "filter.zero_variance", "keep"
     yield "reward.deadline_s", HUNG_S
@@ -235,11 +236,13 @@ def _run(args: Any, facts: Facts, steps: Steps) -> Writes:
 def _dtype(args: Any) -> str:
     """Of matrix products; what is loaded is float32 in any case."""
     asked = dict(args.model_init_kwargs or {})
-    asked.pop("revision", None)
+    for elsewhere in ("revision", "trust_remote_code"):
+        asked.pop(elsewhere, None)
     wanted = asked.pop("dtype", asked.pop("torch_dtype", getattr(args, "dtype", "float32")))
     if asked:
         raise ConfigError(
-            f"model_init_kwargs = {asked!r}: only dtype and revision are taken; the model is loaded by the workers"
+            f"model_init_kwargs = {asked!r}: only dtype, revision and trust_remote_code are taken; the model is loaded by the "
+            "workers"
         )
     name = str(wanted).removeprefix("torch.")
     if name not in ("auto", "float32", "bfloat16", "None"):
@@ -247,6 +250,17 @@ def _dtype(args: Any) -> str:
     if args.bf16 is not None:
         return "bfloat16" if args.bf16 else "float32"
     return "bfloat16" if name == "bfloat16" else "auto"
+
+
+def trusts_code(args: Any) -> bool:
+    """True where Python code of models is to be run: ``corrente`` says so, or says nothing and one of TRL's two places does."""
+    key, passed = "model.trust_remote_code", getattr(args, PASSED_ON)
+    asked = [args.trust_remote_code, dict(args.model_init_kwargs or {}).get("trust_remote_code", False)]
+    given = [passed[key]] if isinstance(passed, Mapping) and key in passed else asked
+    for value in given:
+        if not isinstance(value, bool):
+            raise ConfigError(f"trust_remote_code = {value!r}: it must be True or False")
+    return any(given)
 
 
 def _optimizer(args: Any, steps: Steps) -> Writes:

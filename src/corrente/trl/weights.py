@@ -12,6 +12,7 @@ from typing import Any
 from corrente.controller import checkpoint_folder
 from corrente.errors import CheckpointError, ConfigError
 from corrente.models import cache as model_cache
+from corrente.models import pretrained
 from corrente.models.progress_bars import no_progress_bars
 
 ADAPTER = "adapter_config.json"
@@ -19,7 +20,7 @@ NOT_MODEL = ("learner.pt",)
 STEP = re.compile(r"step-(\d+)$")
 
 
-def load(folder: Path, given: Any, base: str) -> Any:
+def load(folder: Path, given: Any, base: str, *, trust_remote_code: bool = False) -> Any:
     """The model with the weights of ``folder``: the module that was given, with them, or a new one. An adapter is put on a
     new one of ``base``: peft changes what it is put on, and a module that was given is the user's."""
     adapter = (folder / ADAPTER).is_file()
@@ -29,20 +30,18 @@ def load(folder: Path, given: Any, base: str) -> Any:
 
     with no_progress_bars():
         if not adapter:
-            return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-        from peft import PeftModel
-
-        under = AutoModelForCausalLM.from_pretrained(model_cache.resolve(base), local_files_only=True)
+            return pretrained.load(AutoModelForCausalLM, folder, trust_remote_code=trust_remote_code)
+        under = pretrained.load(AutoModelForCausalLM, model_cache.resolve(base), trust_remote_code=trust_remote_code)
         with warnings.catch_warnings():  # peft asks for an attribute that transformers has renamed
             warnings.simplefilter("ignore", FutureWarning)
-            return PeftModel.from_pretrained(under, str(folder))
+            return pretrained.load_adapter(under, folder)
 
 
-def load_tokenizer(folder: str) -> Any:
+def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer that lies beside a model."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_cache.resolve(folder), local_files_only=True)
+    return pretrained.load(AutoTokenizer, model_cache.resolve(folder), trust_remote_code=trust_remote_code)
 
 
 def copy_model(folder: Path, target: Path, given: Any) -> None:

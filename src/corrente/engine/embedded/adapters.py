@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from corrente.adapters.base import PREFIX, Factor
 from corrente.engine.embedded.products import add_product, product
 from corrente.errors import ConfigError
+from corrente.models import pretrained
 from corrente.models.progress_bars import no_progress_bars
 from corrente.sync.layout import Slab
 
@@ -34,13 +35,13 @@ def injection() -> Any:
     return import_module(INJECTION)
 
 
-def load_frozen(path: Path, *, dtype: torch.dtype) -> Any:
+def load_frozen(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
     """The model of a directory with its weights, frozen, in evaluation mode. ConfigError when there is none, or not all
     of it."""
-    load: Any = AutoModelForCausalLM.from_pretrained
+    how: dict[str, Any] = {"dtype": dtype, "output_loading_info": True, "trust_remote_code": trust_remote_code}
     try:
         with no_progress_bars():
-            module, notes = load(path, dtype=dtype, local_files_only=True, output_loading_info=True)
+            module, notes = pretrained.load(AutoModelForCausalLM, path, **how)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path = {str(path)!r}: not a causal LM that can be loaded: {error}") from error
     if missing := sorted(notes["missing_keys"]):  # transformers fills these with random numbers

@@ -58,12 +58,13 @@ class EmbeddedCore:
         path: str = "auto",
         adapters: Lora | None = None,
         keep_routing: bool | None = False,
+        trust_remote_code: bool = False,
     ) -> None:
         if path not in ("auto", "lean", "hf"):
             raise ConfigError(f"engine.path: {path!r} given; auto, lean or hf are allowed")
         if max_sequences < 1:
             raise ConfigError(f"engine.max_sequences: {max_sequences} given; it must be at least 1")
-        config = models.read_config(model)
+        config = models.read_config(model, trust_remote_code=trust_remote_code)
         self._dtype, self._device = models.resolve_dtype(dtype, device), torch.device(device)
         self._limit = max_sequences
         self._context = models.context_limit(config, max_context)
@@ -77,9 +78,10 @@ class EmbeddedCore:
             source=model,
             adapters=adapters,
             keep_routing=keep_routing,
+            trust_remote_code=trust_remote_code,
         )
         self._end_ids = models.end_ids(model, config)
-        self._decode = load_decoder(model)
+        self._decode = load_decoder(model, trust_remote_code=trust_remote_code)
         self._cache = KVCache(max_rows=max_sequences, max_slots=self._context)
         self._buffers: Buffers | None = None
         self._newest: EmbeddedWeights | None = None

@@ -22,6 +22,7 @@ from corrente.data.routing import Experts
 from corrente.engine.embedded.adapters import injection, load_frozen
 from corrente.engine.embedded.kv import KVView, Pair
 from corrente.errors import ConfigError
+from corrente.models import pretrained
 from corrente.models.moe_routing import Routers, routers_of
 from corrente.sync.layout import Layout, Slab, arrange
 
@@ -55,14 +56,15 @@ class HFModel:
         source: Path | None = None,
         adapters: Lora | None = None,
         keep_routing: bool | None = False,
+        trust_remote_code: bool = False,
     ) -> None:
         self._adapted = adapters is not None and source is not None
         if adapters is not None and source is not None:
-            self._module = load_frozen(source, dtype=dtype)
+            self._module = load_frozen(source, dtype=dtype, trust_remote_code=trust_remote_code)
             injection().inject_adapters(self._module, adapters, source=source)
             self._module.eval().requires_grad_(False)
         else:
-            self._module = _empty(config, dtype)
+            self._module = _empty(config, dtype, trust_remote_code=trust_remote_code)
         self._routers = _recording(self._module, demanded=keep_routing) if keep_routing is not False else None
         self._slots = self._state()
         self._layout = _layout(self._slots)
@@ -122,10 +124,10 @@ def _recording(module: torch.nn.Module, *, demanded: bool | None) -> Routers | N
     return found
 
 
-def _empty(config: PretrainedConfig, dtype: torch.dtype) -> Any:
+def _empty(config: PretrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool) -> Any:
     """The module without initialised weights."""
     with no_init_weights():
-        module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        module = pretrained.from_config(AutoModelForCausalLM, config, trust_remote_code=trust_remote_code, dtype=dtype)
     module.tie_weights()
     return module.eval().requires_grad_(False)
 

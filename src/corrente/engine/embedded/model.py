@@ -12,15 +12,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from corrente.config import Lora
 from corrente.data.routing import Experts
 from corrente.engine.embedded.kv import KVView
 from corrente.errors import ConfigError
+from corrente.models import pretrained
 from corrente.models.limits import DEFAULT_CONTEXT, positions
 from corrente.sync.layout import Layout
 
@@ -53,24 +54,29 @@ class ModelPath(Protocol):
         ...
 
 
-def read_config(path: Path) -> PretrainedConfig:
+def read_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
     """The model's configuration; ConfigError when the directory holds none, or one this engine cannot serve."""
     if not (path / "config.json").is_file():
         raise ConfigError(
             f"model.path: {str(path)!r} holds no config.json; give a directory with a Hugging Face causal LM"
         )
-    config = AutoConfig.from_pretrained(path)
-    reason = unsupported(config)
+    pretrained.verify_code(path, kind="AutoModelForCausalLM", trust_remote_code=trust_remote_code)
+    try:
+        config = pretrained.load(AutoConfig, path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {str(path)!r} has no configuration that can be loaded: {error}") from error
+    reason = unsupported(config, trust_remote_code=trust_remote_code)
     if reason:
         raise ConfigError(f"model.path: {str(path)!r} ({config.model_type}) cannot be served: {reason}")
     return config
 
 
-def unsupported(config: PretrainedConfig) -> str:
+def unsupported(config: PretrainedConfig, *, trust_remote_code: bool = False) -> str:
     """Why a slot cache of keys and values cannot serve this architecture; empty when it can."""
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    module = pretrained.model_class(AutoModelForCausalLM, config, trust_remote_code=trust_remote_code)
+    if module is None:
         return "transformers knows no causal LM for it"
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
         return "its ALiBi positions are derived from a padding mask, not from position ids"
@@ -81,7 +87,6 @@ def unsupported(config: PretrainedConfig) -> str:
         return "its local attention counts cache slots, not positions"
     if getattr(config, "num_kv_shared_layers", 0):
         return "some of its layers share keys and values"
-    module: Any = AutoModelForCausalLM._model_mapping[type(config)]
     if getattr(module, "_is_stateful", False):
         return "it keeps a recurrent state"
     if "position_ids" not in inspect.signature(module.forward).parameters:
@@ -107,6 +112,7 @@ def build(
     source: Path,
     adapters: Lora | None = None,
     keep_routing: bool | None = False,
+    trust_remote_code: bool = False,
 ) -> ModelPath:
     """The model path called ``path``; ``auto`` is lean where it applies. With ``adapters``, the weights of the model in
     ``source`` are loaded, and the path's layout holds the adapters alone. ``keep_routing``: record experts; None: where there
@@ -114,19 +120,22 @@ def build(
     from corrente.engine.embedded import hf, lean
     from corrente.engine.embedded.adapters import injection, load_frozen
 
-    factors = injection().verify_targets(source, adapters) if adapters is not None else None
+    trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
+    factors = injection().verify_targets(source, adapters, **trust) if adapters is not None else None
     reason = lean.unsupported(config) or (lean.unsupported_adapters(config, factors) if factors is not None else "")
+    if trust_remote_code and pretrained.has_code(config, kind="AutoModelForCausalLM"):
+        reason = "it comes with Python code of its own"
     if path == "lean" and reason:
         raise ConfigError(f"engine.path: lean does not run this {config.model_type}: {reason}; use auto or hf")
     if path == "hf" or reason:
         return hf.HFModel(
-            config, dtype=dtype, device=device, source=source, adapters=adapters, keep_routing=keep_routing
+            config, dtype=dtype, device=device, source=source, adapters=adapters, keep_routing=keep_routing, **trust
         )
     if keep_routing:
         raise ConfigError(f"model.keep_routing = true: {config.model_type} is no mixture of experts; leave it out")
     if factors is None:
         return lean.LeanModel(config, dtype=dtype, device=device, context=context)
-    frozen = load_frozen(source, dtype=dtype).state_dict()
+    frozen = load_frozen(source, dtype=dtype, **trust).state_dict()
     return lean.LeanModel(config, dtype=dtype, device=device, context=context, frozen=frozen, factors=factors)
 
 
@@ -144,7 +153,7 @@ def end_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
     """Ids that end a sequence: those of generation_config.json, or, where it has none, of the model's configuration."""
     value = None
     if (path / "generation_config.json").is_file():
-        value = GenerationConfig.from_pretrained(path).eos_token_id
+        value = pretrained.end_tokens(path)
     if value is None:
         value = getattr(config, "eos_token_id", None)
     if value is None:

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from corrente.models import pretrained
+
 
 def shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter by state-dict name, tied ones once, without allocating any."""
     with torch.device("meta"):
-        module: Any = AutoModelForCausalLM.from_config(config)
+        module: Any = pretrained.from_config(AutoModelForCausalLM, config)
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

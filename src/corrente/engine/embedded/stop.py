@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from corrente.data.types import Sampling
+from corrente.models import pretrained
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -48,13 +49,13 @@ def stop_ids(sampling: Sampling, decode: Decode | None) -> frozenset[int]:
     return asked | decode.end | {decode.special[stop] for stop in sampling.stop if stop in decode.special}
 
 
-def load_decoder(model: Path) -> Decoder | None:
+def load_decoder(model: Path, *, trust_remote_code: bool = False) -> Decoder | None:
     """None when the model directory holds no tokenizer."""
     if not any((model / name).is_file() for name in _TOKENIZER_FILES):
         return None
     from transformers import AutoTokenizer
 
-    return Decoder(AutoTokenizer.from_pretrained(model))
+    return Decoder(pretrained.load(AutoTokenizer, model, trust_remote_code=trust_remote_code))
 
 
 class StopStrings:

@@ -46,9 +46,18 @@ class Loaded(msgspec.Struct, frozen=True):
 class AdapterEngine(VllmEngine):
     """Only adapters are shipped. ``root`` is a folder that the server can read; peft directories come and go in it."""
 
-    def __init__(self, *args: Any, settings: Lora, source: Path, root: Path, **more: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        settings: Lora,
+        source: Path,
+        root: Path,
+        trust_remote_code: bool = False,
+        **more: Any,
+    ) -> None:
         super().__init__(*args, **more)
         self._settings, self._source, self._root = settings, source, root
+        self._trust = trust_remote_code
         self._exporter: Any = None
         self._slots: Any = None
         self._layout = Layout(())
@@ -63,7 +72,8 @@ class AdapterEngine(VllmEngine):
         return self._layout
 
     def _prepare(self) -> None:
-        self._exporter = import_module(DIRECTORY).Exporter(self._settings, source=self._source)
+        make = import_module(DIRECTORY).Exporter
+        self._exporter = make(self._settings, source=self._source, trust_remote_code=self._trust)
         factors: Mapping[str, Factor] = self._exporter.factors
         self._layout = arrange(
             [

@@ -32,6 +32,12 @@ def check(config: RunConfig) -> None:
     if isinstance(config.runtime, Inline):
         raise ConfigError('engine.kind = "vllm": a server is a process of its own; it needs runtime.kind = "procs"')
     _check_inflight(config)
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in section.args}
+    if environment.TRUST_FLAG in flags and not config.model.trust_remote_code:
+        raise ConfigError(
+            f"engine.args = {list(section.args)}: whether Python code of the model is run is one setting for all processes; set "
+            f"model.trust_remote_code = true in place of {environment.TRUST_FLAG}"
+        )
     if not section.urls:
         _check_kept(config, on_cpu=environment.find(section.python).on_cpu)
         return

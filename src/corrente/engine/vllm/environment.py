@@ -42,6 +42,7 @@ ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
 prefilled in parts there (a CPU's random generator cannot be set back)."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of --max-lora-rank that vLLM takes."""
+TRUST_FLAG = "--trust-remote-code"
 CPU_MEMORY_PART = 4
 """On a CPU, keys and values get no more than this part of the machine's memory."""
 
@@ -100,6 +101,7 @@ def arguments(config: RunConfig, where: VllmEnvironment, *, socket: Path) -> lis
         *_weight_arguments(config),
         *((MASK_FLAG,) if keeps_sets(config) else ()),
         *((EXPERTS_FLAG,) if config.model.keep_routing else ()),
+        *((TRUST_FLAG,) if config.model.trust_remote_code else ()),
     ]
     if where.on_cpu:
         command += [*ON_CPU, "--max-num-batched-tokens", str(max(room, 2048))]

@@ -14,6 +14,7 @@ import secrets
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -120,7 +121,9 @@ class VllmLauncher:
 
     async def _replica(self, name: str, client: Client, ended: Ended, root: Path) -> Replica:
         if self._decode is None:
-            self._decode = await anyio.to_thread.run_sync(load_decoder, Path(self._config.model.path))
+            model = self._config.model
+            load = partial(load_decoder, Path(model.path), trust_remote_code=model.trust_remote_code)
+            self._decode = await anyio.to_thread.run_sync(load)
         engine = self._engine(client, root)
         try:
             layout = await engine.open()
@@ -154,6 +157,7 @@ class VllmLauncher:
             settings=adapters,
             source=Path(self._config.model.path),
             root=root,
+            trust_remote_code=self._config.model.trust_remote_code,
         )
 
 
