@@ -32,6 +32,7 @@ from corrente.data.types import Batch, Request, Row, Sampling
 from corrente.runtime.base import Workers
 from corrente.runtime.placement import WorkerPlace, available_cpus, environment
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 
 KINDS: dict[str, Callable[..., Any]] = {"shm": c.Shm, "disk": c.Disk, "http": c.Http, "collective": c.Collective}
 TRANSPORTS = ("shm", "disk", "http", "collective", "disk+delta+bf16", "http+delta+bf16")
@@ -46,12 +47,12 @@ def timed(work: Callable[[], object]) -> float:
 def copies(model: Path, *, threads: int, repeats: int) -> dict[str, float]:
     """Seconds and ratios of a stage and of two memcpys of the same bytes."""
     import torch
+    from corrente.sync.memory import SharedMemory
     from transformers import AutoModelForCausalLM
 
     from corrente.engine.embedded.core import EmbeddedCore
     from corrente.runtime.cores import attach
     from corrente.sync import pack
-    from corrente.sync.memory import SharedMemory
 
     torch.set_num_threads(threads)
     layout = EmbeddedCore(model=model).layout()
@@ -130,7 +131,7 @@ async def publishes(config: c.RunConfig, *, repeats: int, sequences: int) -> dic
             for version in range(repeats + 1):
                 if version:
                     await workers.learner.step(await batch(workers, version))
-                update = await workers.sync.stage(version)
+                update = await stage(workers.sync, version)
                 await workers.sync.flip(update, "swap")
                 found.append(dict(workers.sync.stats()))
                 if version == 0:

@@ -21,7 +21,7 @@ from corrente.sync.base import Receiver, Sync
 
 
 class SelfTeacher(Receiver, Protocol):
-    """The policy of some versions ago: a follower (sync/following.py) that scores. See Engine.score; at its own temperature."""
+    """The policy of some versions ago: a follower (sync/lagged.py) that scores. See Engine.score; at its own temperature."""
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores: ...
 

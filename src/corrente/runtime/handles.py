@@ -9,7 +9,8 @@ from corrente.data.types import ApplyMode, Batch, Completion, Metrics, Request, 
 from corrente.engine.base import EngineStats
 from corrente.runtime import wire
 from corrente.runtime.line import Caller
-from corrente.sync.base import Exported, Offer, Order, Update
+from corrente.sync.base import OfferRequest, Update
+from corrente.sync.offers import Offer
 
 
 class ProcEngine:
@@ -66,8 +67,9 @@ class ProcLearner:
     def progress(self) -> int:
         return self._child.pieces
 
-    async def export(self, order: Order) -> Exported:
-        return await self._child.call(wire.Export(order=order), Exported)
+    async def export(self, version: int, *, slot: int) -> float:
+        return await self._child.call(wire.Export(version=version, slot=slot), float)
 
-    async def again(self, order: Order) -> Offer:
-        return await self._child.call(wire.Again(order=order), Offer)
+    async def offer(self, request: OfferRequest) -> Offer:
+        """See Sender.offer. Cancelled, the worker ends it."""
+        return await self._child.call(wire.OfferWeights(request=request), Offer)

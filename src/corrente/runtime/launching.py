@@ -28,7 +28,7 @@ ROLE = "corrente.runtime.engine_worker:EngineRole"
 
 
 class RunWeights:
-    """Implements Weights over ``memory`` (sync.memory.SharedMemory), or over none where engines have slots of their own."""
+    """Implements SharedWeights over ``memory`` (sync/shared_memory.py), or over none where engines have slots of their own."""
 
     def __init__(self, memory: Any = None) -> None:
         self._memory = memory

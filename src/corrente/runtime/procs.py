@@ -24,7 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from corrente.common.imports import load_object
-from corrente.config import Embedded, Procs, RunConfig, Shm, Vllm
+from corrente.config import Embedded, Procs, RunConfig, Vllm
 from corrente.engine.launcher import Launcher, Tell, untold
 from corrente.runtime import wire
 from corrente.runtime.base import Workers
@@ -35,6 +35,7 @@ from corrente.runtime.join_server import JoinServer
 from corrente.runtime.launching import EmbeddedLauncher, RunWeights, prepare, ready_within
 from corrente.runtime.placement import Places, available_cpus, places
 from corrente.runtime.teacher_worker import self_teacher
+from corrente.sync.kinds import transport_of
 
 Place = Callable[[Literal["shared", "pinned", "priority"], Sequence[int]], Places]
 
@@ -64,7 +65,11 @@ class ProcsRuntime:
     async def _open(self, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
         section = config.runtime if isinstance(config.runtime, Procs) else Procs()
         where = self._place(section.placement, available_cpus())
-        memory = load_object("corrente.sync.memory:SharedMemory")() if isinstance(config.sync, Shm) else None
+        memory = (
+            load_object("corrente.sync.shared_memory:SharedMemory")()
+            if transport_of(config.sync).shares_memory
+            else None
+        )
         weights = RunWeights(memory)
         with as_one():
             try:
@@ -77,7 +82,7 @@ class ProcsRuntime:
                         group.start_soon(_to_its_end, teacher, config.limits.stop_s)
                     await self._start(config, learner, pool, teacher, weights, group)
                     sender = ProcLearner(learner)
-                    sync = load_object("corrente.sync.slots:build")(config.sync, engine=pool, sender=sender)
+                    sync = load_object("corrente.sync.slot_sync:build")(config.sync, engine=pool, sender=sender)
                     pool.catch_up_by(sync.catch_up)
                     own = ProcEngine(teacher) if teacher is not None else None
                     if own is not None:

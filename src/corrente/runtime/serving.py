@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn, Protocol
 
+import msgspec
+
 from corrente.common.imports import load_object
 from corrente.runtime import wire
 
@@ -26,9 +28,14 @@ class Role(Protocol):
     ``handle`` serves one call; None: the answer comes later, from ``work`` or through Send, or never. What it raises is the
     answer. ``busy`` says that there is work to do between calls; ``work`` does a piece of it, and is asked after every call. What
     it raises ends the worker.
+
+    ``start_beside`` is asked first, in the thread that listens: True when it has begun to serve the call beside the computing
+    thread, and will answer through Send. It must not block.
     """
 
     def handle(self, call: wire.Rpc) -> wire.Answer | None: ...
+
+    def start_beside(self, call: wire.Rpc) -> bool: ...
 
     def work(self) -> list[wire.Answer]: ...
 
@@ -44,7 +51,9 @@ class Link:
 
     def __init__(self, link: socket.socket, *, farewell: str = "") -> None:
         self._socket, self.farewell = link, farewell
-        self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[wire.Rpc] = queue.SimpleQueue()
+        self.start_beside: Callable[[wire.Rpc], bool] = lambda call: False
+        """See Role; set before the first call that it takes can come."""
         self._whole_frames = threading.Lock()
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
 
@@ -52,11 +61,11 @@ class Link:
         """Calls that have arrived; with ``wait``, at least one."""
         while True:
             try:
-                body = self._inbox.get(block=wait)
+                call = self._inbox.get(block=wait)
             except queue.Empty:
                 return
             wait = False
-            yield wire.decode(body, wire.Rpc)
+            yield call
 
     def send(self, answer: wire.Answer) -> None:
         """Hand an answer to the kernel; ends the process when nobody is there to read it."""
@@ -68,7 +77,7 @@ class Link:
 
     def post(self, body: wire.Body) -> None:
         """Queue a call of the worker's own, as if the controller had made it. Safe in a signal handler."""
-        self._inbox.put(wire.encode(wire.Rpc(0, body)))
+        self._inbox.put(wire.Rpc(0, body))
 
     def _leave(self) -> NoReturn:
         """End the process. Either thread may notice first; the farewell is said once."""
@@ -83,17 +92,20 @@ class Link:
         try:
             while data := self._socket.recv(wire.CHUNK_BYTES):
                 for body in frames.feed(data):
-                    self._inbox.put(body)
+                    call = wire.decode(body, wire.Rpc)
+                    if not self.start_beside(call):
+                        self._inbox.put(call)
         except ConnectionError:
             self._leave()
-        except ValueError as error:
-            sys.stderr.write(f"ValueError: {error}\n")
+        except (ValueError, msgspec.MsgspecError) as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
             os._exit(1)
         self._leave()
 
 
 def serve(role: Role, link: Link, *, name: str) -> NoReturn:
     """Answer calls, and work between them, until the process ends."""
+    link.start_beside = role.start_beside
     while True:
         for call in link.calls(wait=not role.busy):
             try:

@@ -19,8 +19,9 @@ import numpy as np
 from corrente import errors
 from corrente.config import RunConfig
 from corrente.data.types import ApplyMode, Batch, Request, Tokens
-from corrente.sync.base import Offer, Order, Update
+from corrente.sync.base import OfferRequest, Update
 from corrente.sync.layout import Layout
+from corrente.sync.offers import Offer
 
 MAX_FRAME_BYTES = 1 << 40
 """No batch comes near it, with experts, kept sets and lessons of every token: a length above it is noise."""
@@ -49,12 +50,13 @@ class Start(_Message, frozen=True, kw_only=True):
 
 
 class Attach(_Message, frozen=True, kw_only=True):
-    """Make ready two weight buffers for ``layout``: those in the memory inherited as ``fd`` or to be opened at ``path``, or
+    """Make ready ``slots`` weight buffers for ``layout``: those in the memory inherited as ``fd`` or to be opened at ``path``, or
     buffers of the worker's own where neither is given."""
 
     layout: Layout
     fd: int | None = None
     path: str = ""
+    slots: int = 2
 
 
 class Generate(_Message, frozen=True, kw_only=True):
@@ -112,15 +114,16 @@ class StepRpc(_Message, frozen=True, kw_only=True):
 
 
 class Export(_Message, frozen=True, kw_only=True):
-    """Copy the present weights and offer them; answered with Exported."""
+    """Copy the present weights into a slot; answered with the seconds that took."""
 
-    order: Order
+    version: int
+    slot: int
 
 
-class Again(_Message, frozen=True, kw_only=True):
-    """Offer once more, whole, what was exported before; answered with an Offer."""
+class OfferWeights(_Message, frozen=True, kw_only=True):
+    """Offer a version that was exported; answered with an Offer, beside the step that may be going on."""
 
-    order: Order
+    request: OfferRequest
 
 
 class Save(_Message, frozen=True, kw_only=True):
@@ -148,7 +151,7 @@ class Dismiss(_Message, frozen=True, kw_only=True):
 
 
 Asked = Start | Attach | Generate | Score | Abort | Partials | Stats | Reserve | Receive | Apply
-Body = Asked | StepRpc | Export | Again | Save | Load | CancelRpc | Leave | Dismiss
+Body = Asked | StepRpc | Export | OfferWeights | Save | Load | CancelRpc | Leave | Dismiss
 
 
 class Rpc(msgspec.Struct, frozen=True, eq=False):
