@@ -94,7 +94,8 @@ def virtual(*, turns: int, ahead: int, share: float, steps: int) -> dict[str, fl
         turns=turns,
         tool_s=CALLS,
         step_s=Fixed(learner_s - STAGE_S),
-        stage_s=Fixed(STAGE_S),
+        export_s=Fixed(STAGE_S),
+        deliver_s=Fixed(0.0),
     )
     config = flow(steps=steps, prompts=P, size=G, ahead=ahead, window=None, limits=limits)
     config = msgspec.structs.replace(config, buffer=c.Window())

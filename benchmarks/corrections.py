@@ -45,6 +45,7 @@ from corrente.score.functions import FunctionsScorer
 from corrente.score.resolve import resolve_function
 from corrente.sync import pack
 from corrente.sync.base import Update
+from corrente.sync.weight_slots import allocate_slots
 
 Record = dict[str, Any]
 
@@ -62,7 +63,7 @@ class Loop:
         self.scorer = FunctionsScorer(functions, weights=config.reward.weights, offload=_here)
         self.engine, self.learner = cores.engine(config), cores.learner(config)
         self.layout = self.engine.layout()
-        self.buffers = cores.attach(self.layout, device=self.engine.device)
+        self.buffers = allocate_slots(self.layout, device=self.engine.device)
         self.engine.attach(self.buffers)
         self.version, self.admitted = -1, 0
         self.publish()

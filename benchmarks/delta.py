@@ -29,7 +29,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 class Watch:
-    """A Sync that compares what it is asked to stage with what it staged before."""
+    """A Sync that compares what it is asked to export with what it exported before."""
 
     def __init__(self, sync: Any, tensors: Any) -> None:
         self._sync, self._tensors = sync, tensors
@@ -37,10 +37,10 @@ class Watch:
         self._before: dict[str, torch.Tensor] = {}
         self.steps: dict[str, list[dict[str, float]]] = {dtype: [] for dtype in DTYPES}
 
-    async def stage(self, version: int) -> Any:
+    async def export(self, version: int) -> None:
         for dtype in DTYPES:
             self._compare(dtype)
-        return await self._sync.stage(version)
+        await self._sync.export(version)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sync, name)

@@ -76,8 +76,12 @@ class Still:
     def __init__(self, inner: Sync) -> None:
         self._inner = inner
 
-    async def stage(self, version: int) -> Update:
-        return await self._inner.stage(version) if version == 0 else Update(version=version, slot=0)
+    async def export(self, version: int) -> None:
+        if version == 0:
+            await self._inner.export(version)
+
+    async def deliver(self, version: int) -> Update:
+        return await self._inner.deliver(version) if version == 0 else Update(version=version, slot=0)
 
     async def flip(self, update: Update, mode: Any) -> Flip:
         return await self._inner.flip(update, mode) if update.version == 0 else Flip(pause_s=0.0)

@@ -33,6 +33,7 @@ from corrente.data.types import Batch, Completion, Request, Row, Sampling
 from corrente.runtime.base import Workers
 from corrente.runtime.placement import Places, places
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 
 GROUPS, MEMBERS = 8, 8
 SIZE = GROUPS * MEMBERS
@@ -98,7 +99,7 @@ class Work:
             self.lags.append(float(rows.lags().mean()))
             await self.workers.learner.step(rows)
             self.train_s += time.perf_counter() - start
-            await self.workers.sync.flip(await self.workers.sync.stage(self.version + 1), "swap")
+            await self.workers.sync.flip(await stage(self.workers.sync, self.version + 1), "swap")
             self.version += 1
             for _ in done:
                 self.slots.release()
@@ -147,7 +148,7 @@ async def measure(
     _, place = SETTINGS[setting]
     ahead = 0 if setting == "sequential" else 1
     async with ProcsRuntime(place=place).open(config) as workers:
-        await workers.sync.flip(await workers.sync.stage(0), "swap")
+        await workers.sync.flip(await stage(workers.sync, 0), "swap")
         await Work(workers, prompts, steps=1, tokens=tokens, ahead=0).run()
         before, cpu, everything = await workers.engine.stats(), cpu_seconds(), machine_seconds()
         work = Work(workers, prompts, steps=steps, tokens=tokens, ahead=ahead)

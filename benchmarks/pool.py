@@ -27,6 +27,7 @@ from corrente.config import Model, Pool, Procs, RunConfig
 from corrente.data.types import Request, Sampling
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 
 MEMBERS = 8
 
@@ -75,7 +76,7 @@ async def compare(given: argparse.Namespace, prompts: list[np.ndarray]) -> list[
                 model=Model(path=str(given.model)), runtime=Procs(placement="shared"), pool=Pool(replicas=replicas)
             )
             pools[replicas] = await stack.enter_async_context(ProcsRuntime().open(config))
-            await pools[replicas].sync.flip(await pools[replicas].sync.stage(0), "swap")
+            await pools[replicas].sync.flip(await stage(pools[replicas].sync, 0), "swap")
         for requests in given.requests:
             rates: dict[int, list[float]] = {replicas: [] for replicas in pools}
             busy = dict.fromkeys(pools, 0.0)

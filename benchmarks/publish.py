@@ -33,6 +33,7 @@ from corrente.data.types import Batch, Request, Row, Sampling
 from corrente.runtime.base import Workers
 from corrente.runtime.placement import available_cpus, computing_place
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 
 KINDS: dict[str, Callable[..., Any]] = {"shm": c.Shm, "disk": c.Disk, "http": c.Http, "collective": c.Collective}
 TRANSPORTS = ("shm", "disk", "http", "collective", "disk+delta+bf16", "http+delta+bf16")
@@ -52,7 +53,7 @@ def copies(model: Path, *, threads: int, repeats: int) -> dict[str, float]:
     from corrente.engine.embedded.core import EmbeddedCore
     from corrente.runtime.cores import attach
     from corrente.sync import pack
-    from corrente.sync.memory import SharedMemory
+    from corrente.sync.shared_memory import SharedMemory
 
     torch.set_num_threads(threads)
     layout = EmbeddedCore(model=model).layout()
@@ -131,7 +132,7 @@ async def publishes(config: c.RunConfig, *, repeats: int, sequences: int) -> dic
             for version in range(repeats + 1):
                 if version:
                     await workers.learner.step(await batch(workers, version))
-                update = await workers.sync.stage(version)
+                update = await stage(workers.sync, version)
                 await workers.sync.flip(update, "swap")
                 found.append(dict(workers.sync.stats()))
                 if version == 0:

@@ -43,7 +43,7 @@ def simulated(median_tokens: int, *, steps: int) -> dict[str, float]:
         lengths=LogNormal(median=median_tokens, sigma=0.5),
         speed=Speed(step_s=1 / TOKENS_PER_S, per_sequence_s=0.0, prefill_token_s=1e-5, flip_s=0.001),
         step_s=Fixed(step_s * 0.5),
-        stage_s=Fixed(1.0),
+        deliver_s=Fixed(1.0),
         score_s=Fixed(0.5),
     )
     limits = Limits(episode_s=1e5, watchdog_s=1e6)

@@ -20,7 +20,6 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import numpy as np
-import torch
 from safetensors.torch import load_file
 
 from corrente.common.local_spawner import open_local_spawner
@@ -28,9 +27,10 @@ from corrente.config import Model, RunConfig, Vllm
 from corrente.data.types import Request, Sampling
 from corrente.engine.vllm.launcher import VllmLauncher
 from corrente.runtime.run_weights import RunWeights
-from corrente.sync import outbox
-from corrente.sync.base import Order, Update
-from corrente.sync.memory import SharedMemory, map_slots
+from corrente.sync import sender
+from corrente.sync.base import OfferRequest, Update
+from corrente.sync.shared_memory import SharedMemory
+from corrente.sync.weight_slots import map_slots
 
 
 class Publisher:
@@ -38,9 +38,8 @@ class Publisher:
 
     def __init__(self, config: RunConfig, replica: Any, memory: SharedMemory) -> None:
         self._engine, self._version = replica.engine, -1
-        first, second = map_slots(memory.fd, replica.layout.nbytes)
-        slots = torch.frombuffer(first, dtype=torch.uint8), torch.frombuffer(second, dtype=torch.uint8)
-        self._box = outbox.build(config, replica.layout, shared=slots, path=memory.path)
+        slots = map_slots(replica.layout, fd=memory.fd)
+        self._sender = sender.build(config, replica.layout, shared=slots, path=memory.path)
         files = sorted(Path(config.model.path).glob("*.safetensors"))
         self._tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
 
@@ -48,14 +47,13 @@ class Publisher:
         self._version += 1
         slot = self._version % 2
         await self._engine.reserve(slot)
-        order = Order(version=self._version, slot=slot)
-        exported = await anyio.to_thread.run_sync(self._box.export, order, self._tensors)
+        copy_s = await anyio.to_thread.run_sync(lambda: self._sender.export(self._version, self._tensors, slot=slot))
         start = time.perf_counter()
-        await self._engine.receive(exported.offer)
+        await self._engine.receive(self._sender.offer(OfferRequest(version=self._version, slot=slot)))
         received = time.perf_counter()
         pause_s = await self._engine.apply(Update(version=self._version, slot=slot), "swap")
         return {
-            "copy_s": exported.copy_s,
+            "copy_s": copy_s,
             "receive_s": received - start,
             "pause_s": pause_s,
             "flip_s": time.perf_counter() - received,

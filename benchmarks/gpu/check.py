@@ -30,6 +30,7 @@ from corrente.engine.embedded.core import EmbeddedCore
 from corrente.learner.core import TorchLearner
 from corrente.sync import pack
 from corrente.sync.base import Update
+from corrente.sync.weight_slots import allocate_slots
 
 GAP_MEAN = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest mean |engine - learner| log-prob at equal weights."""
@@ -65,7 +66,7 @@ class Bench:
         self.engine = EmbeddedCore(model=model, dtype=dtype, device=device, max_sequences=sequences, path=path)
         self.learner = TorchLearner(self.config, device=device)
         self.layout = self.engine.layout()
-        self.buffers = [torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
+        self.buffers = allocate_slots(self.layout, device=device)
         self.engine.attach(self.buffers)
         self.version = -1
         self.publish()

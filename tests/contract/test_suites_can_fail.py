@@ -25,7 +25,8 @@ from corrente.sim.parts import (
 )
 from corrente.sim.pool import VirtualPool
 from corrente.staleness.base import StalenessVerdict
-from corrente.sync.base import Flip, InPlace, Update
+from corrente.sync.base import Flip, Update
+from corrente.sync.offers import SharedOffer
 from corrente.testing import (
     ContractError,
     EngineCase,
@@ -110,7 +111,7 @@ async def staged(engine, version: int) -> Update:
     """A version brought to a virtual engine."""
     slot = version % 2
     await engine.reserve(slot)
-    await engine.receive(InPlace(version=version, slot=slot, nbytes=0))
+    await engine.receive(SharedOffer(version=version, slot=slot, nbytes=0))
     return Update(version=version, slot=slot)
 
 
@@ -221,9 +222,24 @@ def test_sync_that_flips_engines_one_by_one_is_caught() -> None:
     class OneByOne:
         def __init__(self, engines) -> None:
             self.engines = engines
-            self.broken = False
+            self.broken = ""
+            self.exported = -1
 
-        async def stage(self, version: int) -> Update:
+        def fail_once(self, what: str) -> None:
+            if self.broken == what:
+                self.broken = ""
+                raise SyncError(f"{what} broke")
+
+        async def export(self, version: int) -> None:
+            await anyio.lowlevel.checkpoint()
+            self.exported = -1
+            self.fail_once("export")
+            self.exported = version
+
+        async def deliver(self, version: int) -> Update:
+            self.fail_once("deliver")
+            if version != self.exported:
+                raise SyncError("not exported")
             updates = [await staged(engine, version) for engine in self.engines]
             return updates[-1]
 
@@ -232,9 +248,8 @@ def test_sync_that_flips_engines_one_by_one_is_caught() -> None:
 
         async def flip(self, update, mode) -> Flip:
             for at, engine in enumerate(self.engines):
-                if at and self.broken:
-                    self.broken = False
-                    raise SyncError("the second engine did not answer")
+                if at:
+                    self.fail_once("flip")
                 await engine.apply(update, mode)
             return Flip(pause_s=0.0)
 
@@ -250,16 +265,7 @@ def test_sync_that_flips_engines_one_by_one_is_caught() -> None:
             return [(await engine.stats()).version for engine in pool.engines]
 
         def break_next(what: str) -> None:
-            if what == "flip":
-                sync.broken = True
-            else:
-                original = sync.stage
-
-                async def fail(version: int) -> Update:
-                    sync.stage = original  # type: ignore[method-assign]
-                    raise SyncError("no space")
-
-                sync.stage = fail  # type: ignore[method-assign]
+            sync.broken = what
 
         yield SyncCase(sync=sync, versions=versions, break_next=break_next)
 

@@ -20,11 +20,12 @@ from corrente.sim.parts import (
     VirtualLearner,
     VirtualPrompts,
     VirtualScorer,
-    VirtualSync,
 )
 from corrente.sim.pool import VirtualPool
 from corrente.sim.speed import Speed
-from corrente.sync.base import InPlace, Update
+from corrente.sim.sync import VirtualSync
+from corrente.sync.base import Update
+from corrente.sync.offers import SharedOffer
 from corrente.testing import (
     EngineCase,
     LearnerCase,
@@ -51,7 +52,7 @@ def _case(engine: VirtualEngine | VirtualPool) -> EngineCase:
     async def stage(version: int) -> Update:
         slot = version % 2
         await engine.reserve(slot)
-        await engine.receive(InPlace(version=version, slot=slot, nbytes=0))
+        await engine.receive(SharedOffer(version=version, slot=slot, nbytes=0))
         return Update(version=version, slot=slot)
 
     return EngineCase(

@@ -45,15 +45,15 @@ class Watching:
 
 
 class Keeping:
-    """A Sync around another that keeps the learner's weights, which ``tensors`` gives, as they were when a version was staged."""
+    """A Sync around another that keeps the learner's weights, which ``tensors`` gives, as they were when exported."""
 
     def __init__(self, inner: Any, tensors: Any) -> None:
         self._inner, self._tensors = inner, tensors
         self.kept: dict[int, dict[str, torch.Tensor]] = {}
 
-    async def stage(self, version: int) -> Any:
+    async def export(self, version: int) -> None:
         self.kept[version] = {name: tensor.clone() for name, tensor in self._tensors().items()}
-        return await self._inner.stage(version)
+        await self._inner.export(version)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -17,6 +17,7 @@ from corrente.data.types import Batch, Completion, Request, Row, Sampling
 from corrente.runtime.base import Runtime, Workers
 from corrente.runtime.inline import InlineRuntime
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 from corrente.testing import EngineCase, check_engine
 
 pytestmark = pytest.mark.slow
@@ -112,7 +113,7 @@ async def _rounds(runtime: Runtime, config: RunConfig, folder: Path) -> list[dic
     rounds = []
     async with runtime.open(config) as workers:
         for version in range(3):
-            await workers.sync.flip(await workers.sync.stage(version), "swap")
+            await workers.sync.flip(await stage(workers.sync, version), "swap")
             rounds.append(await _generate(workers))
             (folder / str(version)).mkdir(parents=True)
             await workers.learner.save(folder / str(version))

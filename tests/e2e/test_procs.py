@@ -23,7 +23,8 @@ from corrente.data.types import Batch, Completion, Request, Sampling
 from corrente.errors import ConfigError, DivergedError, GenerationError, PipelineError, WorkerDied
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
-from corrente.sync.base import InPlace, Update
+from corrente.sync.base import Update
+from corrente.sync.offers import SharedOffer
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ async def _serve(workers: Workers) -> None:
     """Have the engine serve; the stand-in has no weights that could be published."""
     engine: Any = workers.engine
     await engine.reserve(1)
-    await engine.receive(InPlace(version=0, slot=1, nbytes=0))
+    await engine.receive(SharedOffer(version=0, slot=1, nbytes=0))
     await engine.apply(Update(version=0, slot=1), "swap")
 
 

@@ -27,6 +27,7 @@ from corrente.runtime import handshake
 from corrente.runtime.base import Workers
 from corrente.runtime.handshake import Hello, Refused
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 from corrente.testing import SyncCase, check_sync
 
 pytestmark = pytest.mark.slow
@@ -92,7 +93,7 @@ def _run(body: Callable[[Workers, News], Awaitable[None]], *, pool: Pool = Pool(
 
 
 async def _publish(workers: Workers, version: int) -> None:
-    await workers.sync.flip(await workers.sync.stage(version), "swap")
+    await workers.sync.flip(await stage(workers.sync, version), "swap")
 
 
 async def _step(workers: Workers, order: int = 0) -> None:

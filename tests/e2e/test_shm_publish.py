@@ -17,6 +17,7 @@ from corrente.data.types import Batch, Request, Sampling
 from corrente.errors import SyncError
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 from corrente.testing import SyncCase, check_sync
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,7 @@ def run() -> Iterator[Run]:
 
 
 async def _publish(workers: Workers, version: int) -> None:
-    await workers.sync.flip(await workers.sync.stage(version), "swap")
+    await workers.sync.flip(await stage(workers.sync, version), "swap")
 
 
 async def _step(workers: Workers, order: int = 0) -> float:
@@ -81,9 +82,9 @@ def test_staging_does_not_change_what_is_served_until_the_flip(run: Run):
         weight = await _step(workers)
         await _publish(workers, 10)
         after = await _step(workers)
-        update = await workers.sync.stage(11)
+        update = await stage(workers.sync, 11)
         assert await _served(workers) == (weight, 10)
-        again = await workers.sync.stage(11)
+        again = await stage(workers.sync, 11)
         assert again == update
         await workers.sync.flip(again, "swap")
         assert await _served(workers) == (after, 11)
@@ -99,7 +100,7 @@ def test_failed_stage_leaves_the_old_version_and_the_next_publish_works(run: Run
         before = await _served(workers)
         after = await _step(workers, TORN)
         with pytest.raises(SyncError, match="MemoryError: no room for a copy"):
-            await workers.sync.stage(21)
+            await stage(workers.sync, 21)
         assert await _served(workers) == before
         await _publish(workers, 21)
         assert await _served(workers) == (after, 21)
@@ -112,7 +113,7 @@ def test_refused_flip_leaves_the_old_version_and_may_be_tried_again(run: Run):
         await _publish(workers, 30)
         before = await _served(workers)
         after = await _step(workers)
-        update = await workers.sync.stage(UNWELCOME)
+        update = await stage(workers.sync, UNWELCOME)
         for _ in range(2):
             with pytest.raises(SyncError, match="RuntimeError: this one will not do"):
                 await workers.sync.flip(update, "swap")
@@ -128,7 +129,7 @@ def test_cancelled_flip_is_taken_back(run: Run):
         await _publish(workers, 40)
         before = await _served(workers)
         after = await _step(workers)
-        update = await workers.sync.stage(41)
+        update = await stage(workers.sync, 41)
         async with anyio.create_task_group() as group:
             group.start_soon(workers.sync.flip, update, "swap")
             await anyio.lowlevel.checkpoint()

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from corrente.engine.launcher import Tell, untold
 from corrente.errors import SyncError
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 from corrente.testing import SyncCase, check_sync
 
 pytestmark = pytest.mark.slow
@@ -29,6 +31,8 @@ SECTIONS = {
     "http": c.Http(payload="delta", anchor_every=3),
     "collective": c.Collective(),
 }
+HELD, HOLD = -9, "hold"
+"""See weighted.py."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +66,7 @@ def test_tokens_carry_the_version_whose_weights_sampled_them(kind: str, tmp_path
         async with _open(SECTIONS[kind], tmp_path) as workers, anyio.create_task_group() as tasks:
             for version in range(6):
                 weights[version] = await _step(workers)
-                await workers.sync.flip(await workers.sync.stage(version), "swap")
+                await workers.sync.flip(await stage(workers.sync, version), "swap")
                 if version == 0:
                     for number in range(8):
                         tasks.start_soon(ask, workers, number)
@@ -70,6 +74,31 @@ def test_tokens_carry_the_version_whose_weights_sampled_them(kind: str, tmp_path
             await workers.engine.abort([str(number) for number in range(8)])
         assert len(seen) >= 3
         assert seen == {version: {weights[version]} for version in seen}
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_delivery_does_not_wait_for_the_step_that_the_learner_is_at(kind: str, tmp_path: Path):
+    """It ends before the step does, and what arrives is what was exported."""
+    os.mkfifo(tmp_path / HOLD)
+
+    async def main() -> None:
+        async with _open(SECTIONS[kind], tmp_path) as workers, anyio.create_task_group() as tasks:
+            for version in range(2):
+                exported = await _step(workers)
+                await workers.sync.export(version)
+                held = Batch(step=HELD, version=0, rows=(), sequences=0, tokens=0)
+                tasks.start_soon(workers.learner.step, held)
+                writer = await anyio.to_thread.run_sync(os.open, tmp_path / HOLD, os.O_WRONLY)  # the step has begun
+                update = await workers.sync.deliver(version)
+                assert (await workers.engine.stats()).version == version - 1
+                await workers.sync.flip(update, "swap")
+                assert (await workers.engine.score(np.arange(3, dtype=np.int32))).logprobs.tolist() == [exported] * 2
+                os.close(writer)
+            stats = workers.sync.stats()
+            assert 0 <= stats["publish/copy_s"] <= stats["publish/export_s"]
+            assert 0 < stats["publish/deliver_s"] < stats["publish/stage_s"]
 
     anyio.run(main)
 
@@ -131,7 +160,7 @@ def test_engine_scores_as_the_learners_saved_model_does(kind: str, dtype: str, t
         )
         async with ProcsRuntime().open(config) as workers:
             for version in range(5):
-                await workers.sync.flip(await workers.sync.stage(version), "swap")
+                await workers.sync.flip(await stage(workers.sync, version), "swap")
                 (tmp_path / f"v{version}").mkdir()
                 await workers.learner.save(tmp_path / f"v{version}")
                 scored = (await workers.engine.score(tokens)).logprobs.tolist()
@@ -158,7 +187,7 @@ def test_engine_that_is_killed_costs_no_version_and_its_successor_is_caught_up(k
             await _step(workers)
             for _ in range(3):
                 try:
-                    await workers.sync.flip(await workers.sync.stage(version), "swap")
+                    await workers.sync.flip(await stage(workers.sync, version), "swap")
                     return
                 except SyncError:
                     await anyio.lowlevel.checkpoint()

@@ -42,11 +42,13 @@ from corrente.entrypoints.train import run_training
 from corrente.errors import SyncError, WorkerDied
 from corrente.runtime.run_weights import RunWeights
 from corrente.sim.parts import RecordingSink
-from corrente.sync import outbox
-from corrente.sync.base import OnDisk, Order, Update
+from corrente.sync import sender
+from corrente.sync.base import OfferRequest, Update
 from corrente.sync.collective import meeting_place
 from corrente.sync.layout import Layout
-from corrente.sync.memory import SharedMemory, map_slots
+from corrente.sync.offers import DiskOffer
+from corrente.sync.shared_memory import SharedMemory
+from corrente.sync.weight_slots import map_slots
 from corrente.testing import EngineCase, check_engine
 
 pytestmark = pytest.mark.vllm
@@ -63,8 +65,7 @@ class Bench:
         self, portal: BlockingPortal, config: RunConfig, engine: VllmEngine, layout: Layout, memory: SharedMemory
     ):
         self._portal, self._config, self._engine, self.layout, self._memory = portal, config, engine, layout, memory
-        first, second = map_slots(memory.fd, layout.nbytes)
-        self._shared = torch.frombuffer(first, dtype=torch.uint8), torch.frombuffer(second, dtype=torch.uint8)
+        self._shared = map_slots(layout, fd=memory.fd)
 
     def run(self, body: Callable[[], Awaitable[Any]]) -> Any:
         async def safely() -> Any:
@@ -82,11 +83,11 @@ class Bench:
         fresh._model, fresh.context = self._engine._model, self._engine.context
         return fresh
 
-    def outbox(self, sync: Any) -> outbox.Outbox:
+    def sender(self, sync: Any) -> sender.WeightSender:
         config = msgspec.structs.replace(self._config, sync=sync)
         if isinstance(sync, Shm):
-            return outbox.build(config, self.layout, shared=self._shared, path=self._memory.path)
-        return outbox.build(config, self.layout)
+            return sender.build(config, self.layout, shared=self._shared, path=self._memory.path)
+        return sender.build(config, self.layout)
 
 
 @asynccontextmanager
@@ -116,7 +117,7 @@ class Publisher:
     """Publishes models to one engine, slot after slot."""
 
     def __init__(self, bench: Bench, engine: VllmEngine, sync: Any = None) -> None:
-        self._engine, self._outbox = engine, bench.outbox(sync or Shm())
+        self._engine, self._sender = engine, bench.sender(sync or Shm())
         self._version = -1
 
     async def stage(self, model: Any, version: int | None = None) -> Update:
@@ -124,16 +125,16 @@ class Publisher:
         held = self._engine._update
         slot = 0 if held is None else 1 - held.slot
         await self._engine.reserve(slot)
-        order = Order(version=self._version, slot=slot, live=None if held is None else held.version)
-        exported = await anyio.to_thread.run_sync(self._outbox.export, order, weights(model))
-        await self._engine.receive(exported.offer)
+        request = OfferRequest(version=self._version, slot=slot, live=None if held is None else held.version)
+        await anyio.to_thread.run_sync(lambda: self._sender.export(self._version, weights(model), slot=slot))
+        await self._engine.receive(await anyio.to_thread.run_sync(self._sender.offer, request))
         return Update(version=self._version, slot=slot)
 
     async def publish(self, model: Any, mode: Any = "swap") -> float:
         return await self._engine.apply(await self.stage(model), mode)
 
     def close(self) -> None:
-        self._outbox.close()
+        self._sender.close()
 
 
 async def _until(engine: VllmEngine, tokens: int) -> None:
@@ -303,7 +304,9 @@ def test_a_transfer_that_fails_leaves_the_old_version(bench: Bench, tmp_path: Pa
         await publisher.publish(model)
         await engine.reserve(1)
         with pytest.raises(SyncError, match="holds no complete version"):
-            await engine.receive(OnDisk(version=1, slot=1, nbytes=bench.layout.nbytes, path=str(tmp_path / "nothing")))
+            await engine.receive(
+                DiskOffer(version=1, slot=1, nbytes=bench.layout.nbytes, path=str(tmp_path / "nothing"))
+            )
         with pytest.raises(SyncError, match="slot 1 holds nothing"):
             await engine.apply(Update(version=1, slot=1), "swap")
         done = await engine.generate(Request(id="old", tokens=PROMPT, sampling=Sampling(max_tokens=20)))
@@ -458,10 +461,10 @@ def test_a_server_that_loses_a_process_is_dead_within_a_second_and_leaves_nothin
             engine: Any = replica.engine
             mapped = SharedMemory()
             mapped.reserve(replica.layout.nbytes)
-            first, second = map_slots(mapped.fd, replica.layout.nbytes)
-            slots = torch.frombuffer(first, dtype=torch.uint8), torch.frombuffer(second, dtype=torch.uint8)
-            box = outbox.build(config, replica.layout, shared=slots, path=mapped.path)
-            await engine.receive(box.export(Order(version=0, slot=0), weights(build(0))).offer)
+            slots = map_slots(replica.layout, fd=mapped.fd)
+            box = sender.build(config, replica.layout, shared=slots, path=mapped.path)
+            box.export(0, weights(build(0)), slot=0)
+            await engine.receive(box.offer(OfferRequest(version=0, slot=0)))
             await engine.apply(Update(version=0, slot=0), "swap")
             (folder,) = _folders() - others
             ours = _processes(str(folder))
@@ -622,14 +625,13 @@ def test_adapters_are_served_by_version_and_kept_while_in_use(tmp_path: Path) ->
         async with _launched(config, memory, logs=tmp_path) as replica:
             engine: Any = replica.engine
             assert replica.layout.nbytes < 0.5 * sum(t.nbytes for t in learners[0].model.state_dict().values())
-            first, second = map_slots(memory.fd, replica.layout.nbytes)
-            slots = torch.frombuffer(first, dtype=torch.uint8), torch.frombuffer(second, dtype=torch.uint8)
-            box = outbox.build(config, replica.layout, shared=slots, path=memory.path)
+            slots = map_slots(replica.layout, fd=memory.fd)
+            box = sender.build(config, replica.layout, shared=slots, path=memory.path)
 
             async def stage(version: int) -> Update:
                 await engine.reserve(version % 2)
-                order = Order(version=version, slot=version % 2)
-                await engine.receive(box.export(order, learners[version].tensors()).offer)
+                box.export(version, learners[version].tensors(), slot=version % 2)
+                await engine.receive(box.offer(OfferRequest(version=version, slot=version % 2)))
                 return Update(version=version, slot=version % 2)
 
             await engine.apply(await stage(0), "swap")

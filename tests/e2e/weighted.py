@@ -16,6 +16,9 @@ from corrente.sync.base import Update
 from corrente.sync.layout import Layout, Slab, arrange
 
 SIZE = 1000
+HELD = -9
+"""A step that ends when whoever has the pipe HOLD in run.dir open for writing closes it."""
+HOLD = "hold"
 UNWELCOME = 99
 """A version the engine refuses to flip to."""
 
@@ -48,13 +51,16 @@ class Engine(standins.Engine):
 
 
 class Learner(standins.Learner):
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
+        self.folder = folder
         self.weight = torch.zeros(SIZE)
         self.torn = False
 
     def step(self, batch: Batch, *, pulse: Pulse = no_pulse) -> dict[str, float]:
         self.torn = batch.step == standins.TORN
+        if batch.step == HELD:
+            (self.folder / HOLD).read_bytes()
         self.weight += 1
         return {"weight": float(self.weight[0])}
 
@@ -70,7 +76,7 @@ def engine(config: RunConfig, index: int = 0) -> Engine:
 
 
 def learner(config: RunConfig) -> Learner:
-    return Learner()
+    return Learner(Path(config.run.dir))
 
 
 class Apart(Engine):

@@ -34,6 +34,7 @@ from corrente.data.types import ApplyMode, Completion, Request, Sampling, Tokens
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.sync import pack
 from corrente.sync.base import Update
+from corrente.sync.weight_slots import allocate_slots
 
 VOCABULARY = 600
 """More than two blocks of the sampler and not a multiple of one."""
@@ -111,18 +112,19 @@ def spell(path: Path) -> tuple[Path, Any]:
 
 
 class Served:
-    """An engine over two buffers, with ``model`` live as version 0 in buffer 0."""
+    """An engine over two buffers, or as many as ``slots`` says, with ``model`` live as version 0 in buffer 0."""
 
-    def __init__(self, path: Path, model: Any, *, kind: str = "auto", **options: Any) -> None:
+    def __init__(self, path: Path, model: Any, *, kind: str = "auto", slots: int = 2, **options: Any) -> None:
         self.core = EmbeddedCore(model=path, path=kind, **options)
         self.layout = self.core.layout()
-        self.buffers = [torch.zeros(self.layout.nbytes, dtype=torch.uint8) for _ in range(2)]
+        self.buffers = allocate_slots(self.layout, count=slots)
         self.core.attach(self.buffers)
         self.flip(model, 0)
 
     def flip(self, model: Any, version: int, mode: ApplyMode = "swap") -> None:
-        pack.write(self.layout, model.state_dict(), self.buffers[version % 2])
-        self.core.apply(Update(version=version, slot=version % 2), mode)
+        slot = version % len(self.buffers)
+        pack.write(self.layout, model.state_dict(), self.buffers[slot])
+        self.core.apply(Update(version=version, slot=slot), mode)
 
     def submit(self, tokens: Sequence[int] | Tokens, sampling: Sampling, *, name: str = "r", seed: int = 0) -> None:
         self.core.submit(Request(id=name, tokens=np.asarray(tokens, np.int32), sampling=sampling, seed=seed))

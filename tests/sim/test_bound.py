@@ -41,7 +41,7 @@ def ages(run: Simulation) -> list[int]:
 WORLDS = {
     "even": World(),
     "long tail": World(lengths=LongTail(body=LogNormal(median=20, sigma=1.0), factor=10, share=0.1)),
-    "slow sync": World(lengths=Uniform(low=1, high=60), stage_s=Fixed(7.0)),
+    "slow sync": World(lengths=Uniform(low=1, high=60), deliver_s=Fixed(7.0)),
     "slow learner": World(lengths=Uniform(low=1, high=20), step_s=Fixed(9.0)),
     "dropped groups": World(
         lengths=LogNormal(median=20, sigma=1.0),
@@ -50,7 +50,7 @@ WORLDS = {
     ),
     "sync that fails": World(
         lengths=LogNormal(median=20, sigma=0.7),
-        faults=(Fault(stage="flip", calls=(2, 3, 7)), Fault(stage="stage", calls=(4, 9))),
+        faults=(Fault(stage="flip", calls=(2, 3, 7)), Fault(stage="deliver", calls=(4, 9))),
     ),
 }
 

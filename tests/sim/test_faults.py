@@ -40,11 +40,11 @@ SURVIVED = [
     *(Fault(stage=stage, probability=0.2) for stage in ("generate", "env", "score")),
     *(Fault(stage=stage, kind="hang", probability=0.1) for stage in ("generate", "env", "score")),
     *(Fault(stage=stage, kind="slow", delay_s=5.0, probability=0.3) for stage in ("generate", "env", "score")),
-    *(Fault(stage=stage, calls=(1, 2, 5)) for stage in ("stage", "flip", "apply", "receive")),
+    *(Fault(stage=stage, calls=(1, 2, 5)) for stage in ("export", "deliver", "flip", "apply", "receive")),
     *(Fault(stage="partials", kind=kind, probability=1.0) for kind in ("error", "hang")),
     *(
         Fault(stage=stage, kind="slow", delay_s=60.0, calls=(1, 4))
-        for stage in ("stage", "flip", "apply", "step", "save")
+        for stage in ("export", "deliver", "flip", "apply", "step", "save")
     ),
     Fault(stage="sink", calls=(7,)),
     Fault(stage="sink", probability=1.0),
@@ -57,10 +57,12 @@ FATAL = {
     ],
     WorkerDied: [
         Fault(stage=stage, kind="death", calls=(3,))
-        for stage in ("generate", "score", "env", "stage", "flip", "apply", "step", "save")
+        for stage in ("generate", "score", "env", "export", "deliver", "flip", "apply", "step", "save")
     ],
-    SyncError: [Fault(stage=stage, calls=tuple(range(3, 99))) for stage in ("stage", "flip", "apply")],
-    StallError: [Fault(stage=stage, kind="hang", calls=(3,)) for stage in ("stage", "flip", "apply", "step", "save")],
+    SyncError: [Fault(stage=stage, calls=tuple(range(3, 99))) for stage in ("export", "deliver", "flip", "apply")],
+    StallError: [
+        Fault(stage=stage, kind="hang", calls=(3,)) for stage in ("export", "deliver", "flip", "apply", "step", "save")
+    ],
     DivergedError: [Fault(stage="step", calls=(3,))],
     CheckpointError: [Fault(stage="save", calls=(3,))],
     OSError: [Fault(stage="prompt", calls=(9,))],
@@ -100,7 +102,7 @@ def test_fault_that_passes_costs_no_more_than_what_it_struck(fault: Fault, landi
     assert len(run.learner.steps) == 10
     trained = [entry.prompt_id for entry in run.consumed]
     assert len(trained) == len(set(trained)) == 20
-    if fault.stage in ("stage", "flip", "apply", "receive") and fault.kind == "error":
+    if fault.stage in ("export", "deliver", "flip", "apply", "receive") and fault.kind == "error":
         warnings = [message for _, message in run.sink.events if "trying again" in message]
         assert len(warnings) == 3
         assert all("injected" in message for message in warnings)
@@ -124,7 +126,7 @@ def test_fault_that_stays_ends_the_run_with_its_name(kind: type[Exception], faul
     ("fault", "blames"),
     [
         (Fault(stage="step", kind="hang", calls=(3,)), "learn waits for the learner"),
-        (Fault(stage="stage", kind="hang", calls=(3,)), "learn waits for staging"),
+        (Fault(stage="deliver", kind="hang", calls=(3,)), "publish waits for delivery"),
         (Fault(stage="flip", kind="hang", calls=(3,)), "publish waits for the inflight policy and the flip"),
         (Fault(stage="save", kind="hang", calls=(1,)), "learn waits for the checkpoint"),
     ],

@@ -52,7 +52,7 @@ def test_one_publish_advances_the_version_by_one_everywhere_once(every: int, eng
         faults=(
             Fault(stage="flip", calls=(1, 4)),
             Fault(stage="apply", calls=(2, 9)),
-            Fault(stage="stage", calls=(3,)),
+            Fault(stage="deliver", calls=(3,)),
         ),
     )
     run = simulate(flow(steps=12, every=every), world)
@@ -66,9 +66,9 @@ def test_one_publish_advances_the_version_by_one_everywhere_once(every: int, eng
 
 
 @pytest.mark.parametrize("landing", LANDINGS, ids=lambda landing: type(landing).__name__)
-@pytest.mark.parametrize("stage_s", [0.0, 500.0])
-def test_on_policy_trains_and_does_not_hang(landing, stage_s: float) -> None:
-    run = simulate(flow(steps=6, ahead=0, window=1, inflight=landing), World(lengths=TAIL, stage_s=Fixed(stage_s)))
+@pytest.mark.parametrize("deliver_s", [0.0, 500.0])
+def test_on_policy_trains_and_does_not_hang(landing, deliver_s: float) -> None:
+    run = simulate(flow(steps=6, ahead=0, window=1, inflight=landing), World(lengths=TAIL, deliver_s=Fixed(deliver_s)))
     conserved(run)
     assert len(run.learner.steps) == 6
     assert run.max_age == 0
@@ -191,7 +191,7 @@ def test_slow_generator_makes_the_learner_wait_for_groups_and_says_so() -> None:
 
 def test_both_sides_overlap_up_to_the_slower_one() -> None:
     """Equal speeds: with S = 1 a step costs what the slower side needs, and not their sum, as it does with S = 0."""
-    world = World(lengths=Fixed(20), step_s=Fixed(2.0), stage_s=Fixed(0.0))
+    world = World(lengths=Fixed(20), step_s=Fixed(2.0), deliver_s=Fixed(0.0))
     overlapped = simulate(flow(steps=20, ahead=1), world).elapsed_s
     alternating = simulate(flow(steps=20, ahead=0), world).elapsed_s
     assert overlapped == pytest.approx(20 * 2.0 + 2.0, rel=0.02)
@@ -467,7 +467,9 @@ def test_seed_decides_the_run_and_the_schedule(landing) -> None:
 
 def test_engine_is_not_asked_before_it_holds_weights() -> None:
     """The pipeline publishes the first version before it admits anything, also when that takes several tries."""
-    run = simulate(flow(steps=3), World(faults=(Fault(stage="apply", calls=(0, 1)), Fault(stage="stage", calls=(0,)))))
+    run = simulate(
+        flow(steps=3), World(faults=(Fault(stage="apply", calls=(0, 1)), Fault(stage="deliver", calls=(0,))))
+    )
     conserved(run)
     assert run.counts["failed"] == 0
     request = Request(id="early", tokens=run.parts.prompts.find(["0/0"])[0].tokens, sampling=Sampling())

@@ -83,7 +83,7 @@ def test_resuming_gives_what_not_interrupting_gives(turns: int, engines: int) ->
 
 def test_budget_counts_what_was_written_however_often_it_is_interrupted() -> None:
     world = World(
-        lengths=Fixed(10_000), step_s=Fixed(0.0), speed=Speed(step_s=0.1, prefill_token_s=0.001), stage_s=Fixed(0.3)
+        lengths=Fixed(10_000), step_s=Fixed(0.0), speed=Speed(step_s=0.1, prefill_token_s=0.001), deliver_s=Fixed(0.3)
     )
     config = flow(steps=8, prompts=1, ahead=3, window=1, max_tokens=60, inflight=Resume(), limits=LIMITS)
     _, seen = watched(config, world)

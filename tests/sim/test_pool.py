@@ -20,10 +20,11 @@ from corrente.errors import GenerationError, SyncError, WorkerDied, root_cause
 from corrente.sim.distributions import Fixed
 from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Chaos
-from corrente.sim.parts import VirtualSync
 from corrente.sim.speed import Speed
-from corrente.sync.base import InPlace, Update
+from corrente.sim.sync import VirtualSync
+from corrente.sync.base import Update, stage
 from corrente.sync.layout import Layout
+from corrente.sync.offers import SharedOffer
 from corrente.testing import EngineCase, SyncCase, check_engine, check_sync, run_virtual, samples
 from corrente.testing.world import World, build, flow
 
@@ -109,7 +110,7 @@ class Case(msgspec.Struct, kw_only=True, eq=False):
 
     async def publish(self) -> None:
         self.version += 1
-        await self.sync.flip(await self.sync.stage(self.version), "swap")
+        await self.sync.flip(await stage(self.sync, self.version), "swap")
 
     @property
     def states(self) -> dict[str, str]:
@@ -189,7 +190,7 @@ def test_pool_of_two_keeps_the_contract_of_an_engine():
             async def stage(version: int) -> Update:
                 slot = next(slots)
                 await case.pool.reserve(slot)
-                await case.pool.receive(InPlace(version=version, slot=slot, nbytes=0))
+                await case.pool.receive(SharedOffer(version=version, slot=slot, nbytes=0))
                 return Update(version=version, slot=slot)
 
             async def broken(version: int) -> Update:
@@ -218,12 +219,12 @@ def test_sync_over_a_pool_of_two_keeps_its_contract():
 
             def break_next(what: str) -> None:
                 for chaos in case.fleet.chaos.values():
-                    chaos.next.append({"stage": "receive", "flip": "apply"}[what])
+                    chaos.next.append({"deliver": "receive", "flip": "apply"}[what])
 
             async def versions() -> list[int]:
                 return [(await engine.stats()).version for engine in case.fleet.up.values()]
 
-            yield SyncCase(sync=case.sync, versions=versions, break_next=break_next)
+            yield SyncCase(sync=case.sync, versions=versions, break_next=break_next, breaks=("deliver", "flip"))
 
     run_virtual(check_sync, make, limit_s=10_000)
 
@@ -419,7 +420,7 @@ def test_replica_that_fails_to_receive_serves_the_old_version_until_the_others_f
     async def body(case: Case) -> None:
         await case.publish()
         case.fleet.chaos["e1"].next.append("receive")
-        update = await case.sync.stage(1)
+        update = await stage(case.sync, 1)
         assert case.states == {"e0": "READY", "e1": "READY"}
         await case.sync.flip(update, "swap")
         assert case.states == {"e0": "READY", "e1": "STALE"}
@@ -445,7 +446,7 @@ def test_replica_that_comes_late_to_a_run_that_publishes_all_the_time_arrives_an
 def test_flip_that_no_replica_makes_leaves_all_serving_the_old_version():
     async def body(case: Case) -> None:
         await case.publish()
-        update = await case.sync.stage(1)
+        update = await stage(case.sync, 1)
         for chaos in case.fleet.chaos.values():
             chaos.next.append("apply")
         with pytest.raises(SyncError, match="no replica could apply version 1: e0: SyncError: apply broke; e1"):
@@ -579,7 +580,7 @@ def test_requests_are_answered_by_known_versions_under_kills_and_publishes_at_ra
                 update = None
                 while update is None or (await case.pool.stats()).version != case.version:
                     try:
-                        update = await case.sync.stage(case.version)
+                        update = await stage(case.sync, case.version)
                         await case.sync.flip(update, "swap")
                     except SyncError:
                         await anyio.sleep(0.1)

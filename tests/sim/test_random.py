@@ -78,7 +78,7 @@ def faults(*, deadly: bool) -> st.SearchStrategy[tuple[Fault, ...]]:
         ),
         st.builds(
             lambda stage, kind, at: Fault(stage=stage, kind=kind, calls=(at,), delay_s=30.0),
-            st.sampled_from(["stage", "flip", "apply"]),
+            st.sampled_from(["export", "deliver", "flip", "apply"]),
             st.sampled_from(["error", "slow"]),
             st.integers(0, 8),
         ),
@@ -86,7 +86,7 @@ def faults(*, deadly: bool) -> st.SearchStrategy[tuple[Fault, ...]]:
     )
     fatal = st.builds(
         lambda stage, kind, at: Fault(stage=stage, kind=kind, calls=(at,)),
-        st.sampled_from(["stage", "flip", "apply", "step", "save", "generate", "score"]),
+        st.sampled_from(["export", "deliver", "flip", "apply", "step", "save", "generate", "score"]),
         st.sampled_from(["hang", "death"]),
         st.integers(0, 12),
     )
@@ -95,21 +95,26 @@ def faults(*, deadly: bool) -> st.SearchStrategy[tuple[Fault, ...]]:
 
 def worlds(*, deadly: bool = False) -> st.SearchStrategy[World]:
     return st.builds(
-        lambda lengths, speed, engines, slots, turns, score_s, step_s, stage_s, rows, epochs, easy, faults: World(
-            lengths=lengths,
-            speed=speed,
-            engines=engines,
-            max_sequences=slots,
-            turns=turns,
-            tool_s=Uniform(low=0, high=2),
-            score_s=score_s,
-            reward=(lambda episode, prompt: float(episode.index % 2)) if easy else None,
-            reward_deadline_s=10.0,
-            step_s=step_s,
-            stage_s=stage_s,
-            rows=rows,
-            epochs=epochs,
-            faults=faults,
+        lambda lengths, speed, engines, slots, turns, score_s, step_s, export_s, deliver_s, shared, rows, epochs, easy, faults: (
+            World(
+                lengths=lengths,
+                speed=speed,
+                engines=engines,
+                max_sequences=slots,
+                turns=turns,
+                tool_s=Uniform(low=0, high=2),
+                score_s=score_s,
+                reward=(lambda episode, prompt: float(episode.index % 2)) if easy else None,
+                reward_deadline_s=10.0,
+                step_s=step_s,
+                export_s=export_s,
+                deliver_s=deliver_s,
+                shared=shared,
+                sync_deadline_s=3 * LIMITS.watchdog_s,
+                rows=rows,
+                epochs=epochs,
+                faults=faults,
+            )
         ),
         lengths=lengths,
         speed=st.sampled_from([Speed(step_s=0.05), Speed(step_s=0.2, prefill_token_s=0.01, flip_s=0.3)]),
@@ -118,7 +123,9 @@ def worlds(*, deadly: bool = False) -> st.SearchStrategy[World]:
         turns=st.integers(1, 2),
         score_s=durations,
         step_s=durations,
-        stage_s=durations,
+        export_s=durations,
+        deliver_s=st.one_of(durations, st.builds(Fixed, st.floats(20, 200))),
+        shared=st.booleans(),
         rows=st.sampled_from([0, 0, 1, 5, 17]),
         epochs=st.integers(1, 2),
         easy=st.booleans(),

@@ -198,7 +198,9 @@ def broken_runs(draw: st.DrawFn) -> tuple[RunConfig, World, list[float], list[fl
     world = World(
         lengths=draw(st.sampled_from([TAIL, Fixed(5), Uniform(low=0, high=50)])),
         step_s=draw(st.sampled_from([Fixed(0.0), Fixed(0.3), Uniform(low=0.1, high=5)])),
-        stage_s=draw(st.sampled_from([Fixed(0.0), Fixed(2.0)])),
+        export_s=draw(st.sampled_from([Fixed(0.0), Fixed(0.5)])),
+        deliver_s=draw(st.sampled_from([Fixed(0.0), Fixed(2.0), Fixed(9.0)])),
+        shared=draw(st.booleans()),
         score_s=Uniform(low=0, high=draw(st.sampled_from([0.0, 4.0]))),
         rows=draw(st.sampled_from([0, 3, 20])),
         epochs=draw(st.integers(1, 2)),

@@ -213,7 +213,7 @@ def test_slow_rewards_run_beside_everything_else() -> None:
         await anyio.sleep(6.0)
         return [0.0] * len(completions)
 
-    world = World(lengths=Fixed(5), step_s=Fixed(1.0), stage_s=Fixed(0.0))
+    world = World(lengths=Fixed(5), step_s=Fixed(1.0), deliver_s=Fixed(0.0))
     run, _ = train(flow(steps=40, ahead=8), [slow, slower], world=world)
     first_s = 0.5 + 6.0
     assert run.elapsed_s == pytest.approx(first_s + 40 * 1.0, abs=1.0)
@@ -242,7 +242,7 @@ def test_scorer_with_a_limit_throttles_admission_and_drops_nothing() -> None:
         return [float(at % 2) for at in range(len(completions))]
 
     config = flow(steps=20, prompts=2, ahead=2, window=3)
-    world = World(lengths=Fixed(5), step_s=Fixed(0.5), stage_s=Fixed(0.0))
+    world = World(lengths=Fixed(5), step_s=Fixed(0.5), deliver_s=Fixed(0.0))
     run, _ = train(config, [slow], world=world, terms=ScorerTerms(at_once=1, deadline_s=3.0))
     slots = 3 * 2
     assert run.error is None

@@ -17,8 +17,9 @@ from corrente.score.base import ScoreResult
 from corrente.score.combined import CombinedScorer, ScorerTerms
 from corrente.score.teacher import TeacherSource
 from corrente.sim.distributions import Fixed
-from corrente.sync.base import Offer, Update
+from corrente.sync.base import Update
 from corrente.sync.lagged import LaggedSync, VersionRing
+from corrente.sync.offers import Offer
 from corrente.testing import simulate
 from corrente.testing.clock import run_virtual
 from corrente.testing.world import LANDINGS, Simulation, World, build, flow, play

@@ -16,9 +16,10 @@ from corrente.errors import ConfigError
 from corrente.models import devices
 from corrente.runtime import cores
 from corrente.sync import checks as sync_checks
-from corrente.sync import outbox
+from corrente.sync import sender
+from corrente.sync.lagged_receiver import LaggedReceiver
 from corrente.sync.layout import Slab, arrange
-from corrente.sync.ring import Ring
+from corrente.sync.weight_slots import allocate_slots
 
 LAYOUT = arrange([Slab(name="w", shape=(3,), dtype="float32", offset=0, sources=("w",))])
 
@@ -110,9 +111,9 @@ def test_slots_lie_where_they_are_used(gpus: Any, tmp_path: Path):
     """torch's own stand-in for a device without memory takes the place of a GPU."""
     gpus(1)
     config = c.RunConfig(sync=c.CudaIpc(), run=c.Run(dir=str(tmp_path)))
-    box = outbox.build(config, LAYOUT, device="meta")
+    box = sender.build(config, LAYOUT, device="meta")
     assert {slot.device.type for slot in box._slots} == {"meta"}
-    host = outbox.build(c.RunConfig(run=c.Run(dir=str(tmp_path)), sync=c.Disk()), LAYOUT, device="meta")
+    host = sender.build(c.RunConfig(run=c.Run(dir=str(tmp_path)), sync=c.Disk()), LAYOUT, device="meta")
     assert {slot.device.type for slot in host._slots} == {"cpu"}
-    assert {slot.device.type for slot in cores.attach(LAYOUT, device="meta")} == {"meta"}
-    assert {slot.device.type for slot in Ring(LAYOUT, lag=1, device="meta").slots} == {"meta"}
+    assert {slot.device.type for slot in allocate_slots(LAYOUT, device="meta")} == {"meta"}
+    assert {slot.device.type for slot in LaggedReceiver(LAYOUT, lag=1, device="meta").slots} == {"meta"}

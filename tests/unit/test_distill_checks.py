@@ -84,10 +84,6 @@ def test_distill_checks_accepts(accepted: RunConfig, neighbour: RunConfig, messa
         ),
         (parse(TEACHER, sampling={"top_p": 0.9}), "sampling.top_p = 0.9: distill.loss"),
         (parse(TEACHER, sampling={"min_p": 0.1}), "sampling.min_p = 0.1: distill.loss"),
-        (
-            parse(OWN, sync={"kind": "collective"}),
-            'sync.kind = "collective"; it must be one of inproc, shm, disk, http',
-        ),
         (parse(OWN, engine={"kind": "vllm"}), 'engine.kind = "vllm"; it must be "embedded"'),
     ],
 )

@@ -17,8 +17,9 @@ from corrente.data.types import Batch, Completion, Request, Sampling, Scores
 from corrente.runtime import wire
 from corrente.runtime.engine_worker import EngineRole
 from corrente.runtime.learner_worker import LearnerRole
-from corrente.sync.base import Exported, OnDisk, Order, Update
+from corrente.sync.base import OfferRequest, Update
 from corrente.sync.layout import Layout
+from corrente.sync.offers import DiskOffer
 
 PATIENCE_S = 20
 
@@ -56,14 +57,26 @@ def desks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Des
     for desk in (engine, learner):
         desk.get(wire.Attach(layout=layout), None)
     yield engine, learner
-    learner.role._outbox.close()  # pyright: ignore
+    learner.role._sender.close()  # pyright: ignore
 
 
-def _offer(learner: Desk, version: int, slot: int) -> OnDisk:
-    exported = learner.get(wire.Export(order=Order(version=version, slot=slot)), Exported)
-    assert isinstance(exported, Exported)
-    assert isinstance(exported.offer, OnDisk)
-    return exported.offer
+def _offer(learner: Desk, version: int, slot: int) -> DiskOffer:
+    learner.get(wire.Export(version=version, slot=slot), float)
+    answer = _offered(learner, version, slot)
+    assert isinstance(answer, wire.Reply)
+    offer = wire.decode(answer.value, DiskOffer)
+    assert isinstance(offer, DiskOffer)
+    return offer
+
+
+def _offered(learner: Desk, version: int, slot: int) -> wire.Answer:
+    """The answer to an offer, which is made in a thread beside those that ``handle`` is called in."""
+    learner.number += 1
+    request = wire.OfferWeights(request=OfferRequest(version=version, slot=slot))
+    assert learner.role.start_beside(wire.Rpc(learner.number, request))
+    answer = learner.heard()
+    assert answer.id == learner.number
+    return answer
 
 
 def _publish(engine: Desk, learner: Desk, version: int) -> None:
@@ -136,11 +149,12 @@ def test_decoding_goes_on_while_a_fetch_waits_and_a_cancelled_fetch_ends(desks: 
     """The offer is a broadcast to two, and the other never comes."""
     engine, learner = desks
     _publish(engine, learner, 0)
-    from corrente.sync import outbox
+    from corrente.sync import sender
 
     config = RunConfig(sync=Collective(), run=Run(dir=str(tmp_path)))
-    lonely = outbox.build(config, engine.role.core.layout())
-    offer = lonely.export(Order(version=1, slot=1, members=2), learner.role.core.tensors()).offer
+    lonely = sender.build(config, engine.role.core.layout())
+    lonely.export(1, learner.role.core.tensors(), slot=1)
+    offer = lonely.offer(OfferRequest(version=1, slot=1, members=2))
     assert engine.ask(wire.Receive(offer=offer)) is None
     receiving = engine.number
     engine.ask(_request("a"))
@@ -160,9 +174,32 @@ def test_decoding_goes_on_while_a_fetch_waits_and_a_cancelled_fetch_ends(desks: 
 
 def test_learner_that_cannot_send_says_so_and_goes_on(desks: tuple[Desk, Desk]):
     _, learner = desks
-    with pytest.raises(errors.SyncError, match="version 5 is not kept any more"):
-        learner.ask(wire.Again(order=Order(version=5, slot=0, live=5)))
+    answer = _offered(learner, 5, 0)
+    assert isinstance(answer, wire.Failed)
+    assert answer.error == "SyncError"
+    assert "version 5 is not kept any more" in answer.message
     learner.role.core.torn = True  # pyright: ignore
     with pytest.raises(errors.SyncError, match="could not be sent: MemoryError: no room for a copy"):
-        learner.ask(wire.Export(order=Order(version=0, slot=0)))
+        learner.ask(wire.Export(version=0, slot=0))
     assert _offer(learner, 0, 0).version == 0
+
+
+def test_engine_with_one_slot_stands_still_from_the_reservation_to_the_flip(desks: tuple[Desk, Desk]):
+    """Requests wait and live sequences stay as they are; the next token is of the next version."""
+    engine, learner = desks
+    layout = engine.role.core.layout()
+    engine.get(wire.Attach(layout=layout, slots=1), None)
+    paused = []
+    engine.role.core.pause = lambda: paused.append(True)  # pyright: ignore
+    learner.get(wire.Export(version=0, slot=0), float)
+    for version in range(2):
+        answer = engine.ask(wire.Reserve(slot=0))
+        assert isinstance(answer, wire.Reply)
+        assert len(paused) == version + 1
+        learner.ask(wire.StepRpc(batch=Batch(step=0, version=0, rows=(), sequences=0, tokens=0)))
+        assert engine.ask(wire.Receive(offer=_offer(learner, version, 0))) is None
+        assert isinstance(engine.heard(), wire.Reply)
+        engine.get(wire.Apply(update=Update(version=version, slot=0), mode="swap"), float)
+    engine.ask(wire.CancelRpc(call=engine.number))
+    scores = engine.get(wire.Score(tokens=np.arange(3, dtype=np.int32)), Scores)
+    assert scores.logprobs.tolist() == [2.0, 2.0]  # pyright: ignore

@@ -1,4 +1,4 @@
-"""Which version a follower uses, and where it puts the next: the shelf, and the ring of buffers that it orders."""
+"""Which version a follower uses, and where it puts the next: the order of slots, and the memory in that order."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import pytest
 import torch
 
 from corrente.errors import SyncError
-from corrente.sync.base import InPlace, OnDisk, Update
+from corrente.sync.base import Update
 from corrente.sync.lagged import VersionRing
+from corrente.sync.lagged_receiver import LaggedReceiver
 from corrente.sync.layout import Slab, arrange
-from corrente.sync.ring import Ring
+from corrente.sync.offers import DiskOffer, SharedOffer
 
 
 @pytest.mark.parametrize("lag", [1, 2, 5])
 def test_version_that_is_used_is_lag_behind_and_its_slot_is_never_filled(lag: int):
-    shelf, where = VersionRing(lag), dict[int, int]()
-    assert shelf.used is None
+    ring, where = VersionRing(lag), dict[int, int]()
+    assert ring.used is None
     for version in range(20):
-        spare = shelf.spare
+        spare = ring.spare
         assert spare < lag + 2
-        assert shelf.used is None or spare != shelf.used.slot
+        assert ring.used is None or spare != ring.used.slot
         where[spare] = version
-        used = shelf.put(version)
+        used = ring.put(version)
         assert used.version == max(0, version - lag)
         assert where[used.slot] == used.version
-        assert shelf.used == used
+        assert ring.used == used
 
 
 def test_missed_versions_make_the_follower_older_and_never_younger():
-    shelf = VersionRing(2)
-    got = [shelf.put(version).version for version in (7, 8, 10, 11, 14, 15, 16, 17)]
+    ring = VersionRing(2)
+    got = [ring.put(version).version for version in (7, 8, 10, 11, 14, 15, 16, 17)]
     assert got == [7, 7, 8, 8, 11, 11, 14, 15]
-    assert shelf.put(17).version == 15  # the same again
+    assert ring.put(17).version == 15  # the same again
 
 
 def test_lag_below_one_is_refused():
@@ -42,25 +43,25 @@ def test_lag_below_one_is_refused():
 LAYOUT = arrange([Slab(name="w", shape=(4,), dtype="float32", offset=0, sources=("w",))])
 
 
-def test_ring_copies_what_the_learner_will_overwrite():
+def test_lagged_receiver_copies_what_the_learner_will_overwrite():
     shared = [torch.zeros(LAYOUT.nbytes, dtype=torch.uint8) for _ in range(2)]
-    ring = Ring(LAYOUT, lag=1, shared=shared)
-    assert len(ring.slots) == 3
+    receiver = LaggedReceiver(LAYOUT, lag=1, shared=shared)
+    assert len(receiver.slots) == 3
     for version in range(6):
         shared[version % 2].fill_(version + 1)
-        ring.receive(InPlace(version=version, slot=version % 2, nbytes=LAYOUT.nbytes))
-        used = ring.take_up(Update(version=version, slot=version % 2))
+        receiver.receive(SharedOffer(version=version, slot=version % 2, nbytes=LAYOUT.nbytes))
+        used = receiver.use(Update(version=version, slot=version % 2))
         assert used.version == max(0, version - 1)
-        assert set(ring.slots[used.slot].tolist()) == {used.version + 1}
+        assert set(receiver.slots[used.slot].tolist()) == {used.version + 1}
 
 
-def test_ring_takes_up_only_what_it_received_whole():
-    ring = Ring(LAYOUT, lag=1, shared=[torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)] * 2)
+def test_lagged_receiver_uses_only_what_it_received_whole():
+    receiver = LaggedReceiver(LAYOUT, lag=1, shared=[torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)] * 2)
     with pytest.raises(SyncError, match="version 3 was not received"):
-        ring.take_up(Update(version=3, slot=0))
+        receiver.use(Update(version=3, slot=0))
     with pytest.raises(SyncError, match="takes whole versions"):
-        ring.receive(InPlace(version=4, slot=0, nbytes=1, base=3))
+        receiver.receive(SharedOffer(version=4, slot=0, nbytes=1, base=3))
     with pytest.raises(SyncError, match="holds no complete version"):
-        ring.receive(OnDisk(version=4, slot=0, nbytes=1, path="/nowhere"))
+        receiver.receive(DiskOffer(version=4, slot=0, nbytes=1, path="/nowhere"))
     with pytest.raises(SyncError, match="version 4 was not received"):
-        ring.take_up(Update(version=4, slot=0))
+        receiver.use(Update(version=4, slot=0))

@@ -8,6 +8,7 @@ import torch
 from corrente.errors import SyncError
 from corrente.sync import pack
 from corrente.sync.layout import ALIGN, Layout, Slab, arrange
+from corrente.sync.weight_slots import slab_views
 
 
 def slab(name: str, shape: tuple[int, ...], *sources: str, dtype: str = "float32", transpose: bool = False) -> Slab:
@@ -38,7 +39,7 @@ def test_write_concatenates_transposes_and_casts():
     )
     buffer = buffer_of(layout)
     pack.write(layout, PARAMS, buffer)
-    out = pack.views(layout, buffer)
+    out = slab_views(layout, buffer)
     assert torch.equal(out["v"], PARAMS["v"])
     assert torch.equal(out["ab"], torch.cat([PARAMS["a"], PARAMS["b"]]))
     assert torch.equal(out["ba_t"], torch.cat([PARAMS["b"], PARAMS["a"]]).t())
@@ -50,7 +51,7 @@ def test_views_alias_the_buffer_at_aligned_offsets():
     layout = arrange([slab("v", (5,)), slab("a", (2, 3))])
     buffer = buffer_of(layout)
     for one in layout.slabs:
-        view = pack.views(layout, buffer)[one.name]
+        view = slab_views(layout, buffer)[one.name]
         assert view.data_ptr() == buffer.data_ptr() + one.offset
         assert one.offset % ALIGN == 0
         assert view.is_contiguous()
@@ -64,8 +65,8 @@ def test_write_leaves_trained_parameters_alone_and_needs_no_gradient():
     pack.write(layout, {"w": parameter}, buffer)
     with torch.no_grad():
         parameter += 1
-    assert pack.views(layout, buffer)["w"].tolist() == [[1, 1], [1, 1]]
-    assert not pack.views(layout, buffer)["w"].requires_grad
+    assert slab_views(layout, buffer)["w"].tolist() == [[1, 1], [1, 1]]
+    assert not slab_views(layout, buffer)["w"].requires_grad
 
 
 @pytest.mark.parametrize(
@@ -86,4 +87,4 @@ def test_write_refuses_what_does_not_fit(wanted: Slab, message: str):
 def test_views_refuse_a_buffer_that_is_too_small():
     layout = arrange([slab("a", (2, 3))])
     with pytest.raises(SyncError, match="24 bytes"):
-        pack.views(layout, torch.zeros(8, dtype=torch.uint8))
+        slab_views(layout, torch.zeros(8, dtype=torch.uint8))

@@ -21,7 +21,8 @@ from corrente.engine.vllm import launcher
 from corrente.engine.vllm.client import Client, opened
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.errors import AlignmentError, ConfigError, GenerationError, SyncError, WorkerDied, root_cause
-from corrente.sync.base import InPlace, Update
+from corrente.sync.base import Update
+from corrente.sync.offers import SharedOffer
 from corrente.testing import run_virtual, samples
 
 LAYOUT = {"slabs": [{"name": "w", "shape": [2], "dtype": "float32", "offset": 0, "sources": ["w"], "transpose": False}]}
@@ -429,7 +430,7 @@ def test_a_failed_transfer_or_flip_is_a_sync_error_with_the_servers_words() -> N
 
         fake.handler = failing
         with pytest.raises(SyncError, match="the disk is full"):
-            await engine.receive(InPlace(version=5, slot=1, nbytes=8))
+            await engine.receive(SharedOffer(version=5, slot=1, nbytes=8))
         with pytest.raises(SyncError, match="slot 1 holds nothing"):
             await engine.apply(Update(version=5, slot=1), "swap")
         fake.handler = good

@@ -21,7 +21,8 @@ from corrente.engine.vllm import environment
 from corrente.engine.vllm.builtin import JOIN, BuiltinEngine
 from corrente.engine.vllm.client import Client, opened
 from corrente.errors import SyncError, root_cause
-from corrente.sync.base import InPlace, Update, VllmNcclOffer
+from corrente.sync.base import Update
+from corrente.sync.offers import SharedOffer, VllmNcclOffer
 from corrente.sync.vllm_nccl import Nccl, buckets
 
 SHAPES = {"a.weight": (2, 3), "b.weight": (4,), "rotary_emb.inv_freq": (2,)}
@@ -103,8 +104,8 @@ def test_a_server_that_did_not_meet_the_learner_keeps_its_weights(tmp_path: Path
             await engine.receive(offer(0))
         with pytest.raises(SyncError, match="version 0 was not offered"):
             await engine.apply(Update(version=0, slot=0), "swap")
-        with pytest.raises(SyncError, match="by vLLM's own NCCL engine, not by InPlace"):
-            await engine.receive(InPlace(version=0, slot=0, nbytes=1))
+        with pytest.raises(SyncError, match="by vLLM's own NCCL engine, not by SharedOffer"):
+            await engine.receive(SharedOffer(version=0, slot=0, nbytes=1))
         assert not asked_for(fake, "/corrente/flip")
 
     with_engine(tmp_path, body, fails=JOIN)

@@ -16,8 +16,8 @@ from corrente.common.serialization import decode, encode
 from corrente.config import Double, RunConfig, Swap
 from corrente.data.types import Batch, Completion, Floats, Request, Row, Sampling, Span
 from corrente.runtime import wire
-from corrente.sync import base
-from corrente.sync.base import Exported, Order, Update
+from corrente.sync import offers
+from corrente.sync.base import OfferRequest, Update
 
 
 def _carried(body: wire.Body) -> wire.Body:
@@ -174,34 +174,33 @@ def test_update_crosses():
 
 
 OFFERS = [
-    base.InPlace(version=3, slot=1, nbytes=9, path="/proc/1/fd/2"),
-    base.OnDisk(version=3, slot=1, nbytes=9, base=2, path="/weights/v3"),
-    base.OverHttp(version=3, slot=0, nbytes=9, url="http://[::1]:1/w", token="t", digest="d", deadline_s=0.5),
-    base.CollectiveOffer(
+    offers.SharedOffer(version=3, slot=1, nbytes=9, path="/proc/1/fd/2"),
+    offers.DiskOffer(version=3, slot=1, nbytes=9, base=2, path="/weights/v3"),
+    offers.HttpOffer(version=3, slot=0, nbytes=9, url="http://[::1]:1/w", token="t", digest="d", deadline_s=0.5),
+    offers.CollectiveOffer(
         version=3, slot=0, nbytes=9, host="h", port=1, members=2, generation=4, bucket_bytes=1, digest="d"
     ),
-    base.VllmNcclOffer(
+    offers.VllmNcclOffer(
         version=3, slot=0, nbytes=9, host="h", port=1, members=2, generation=4, unique_id="aQ==", bucket_bytes=1
     ),
-    base.CudaIpcOffer(version=3, slot=0, nbytes=9, device=0, handle=bytes(range(256))),
+    offers.CudaIpcOffer(version=3, slot=0, nbytes=9, device=0, handle=bytes(range(256))),
 ]
 
 
 @pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: type(offer).__name__)
-def test_offer_of_every_kind_crosses_both_ways(offer: base.Offer):
+def test_offer_of_every_kind_crosses_both_ways(offer: offers.Offer):
     body = _carried(wire.Receive(offer=offer))
     assert isinstance(body, wire.Receive)
     assert body.offer == offer
-    exported = Exported(offer=offer, copy_s=0.25)
-    assert decode(encode(exported), Exported) == exported
+    assert decode(encode(offer), offers.Offer) == offer
 
 
 def test_offers_are_all_of_them():
-    assert {type(offer) for offer in OFFERS} == set(base.Offer.__args__)
+    assert {type(offer) for offer in OFFERS} == set(offers.Offer.__args__)
 
 
-def test_orders_cross():
-    order = Order(version=3, slot=1, live=2, whole=False, members=5)
-    body = _carried(wire.Export(order=order))
-    assert isinstance(body, wire.Export)
-    assert body.order == order
+def test_requests_for_offers_cross():
+    request = OfferRequest(version=3, slot=1, live=2, whole=False, members=5)
+    body = _carried(wire.OfferWeights(request=request))
+    assert isinstance(body, wire.OfferWeights)
+    assert body.request == request

@@ -7,10 +7,6 @@ from corrente.config import Distill, Embedded, RunConfig, schema
 from corrente.config import rewards as s
 from corrente.errors import ConfigError
 
-FOLLOWED = ("inproc", "shm", "disk", "http")
-"""Transports over which a version can be had again, whole, by one who comes late, at no cost for the others. A collective would
-have to form another group for each version, and another for the next."""
-
 
 def check(config: RunConfig) -> None:
     """Raise ConfigError, naming the key, its value and what is allowed."""
@@ -93,10 +89,4 @@ def _own(config: RunConfig) -> None:
         raise ConfigError(
             f'reward.scorers[{mine[0]}].kind = "self_teacher": it takes the weights as the embedded engine does, and '
             f'engine.kind = "{kind}"; it must be "embedded"'
-        )
-    transport = str(type(config.sync).__struct_config__.tag)
-    if mine and transport not in FOLLOWED:
-        raise ConfigError(
-            f'reward.scorers[{mine[0]}].kind = "self_teacher": it is brought each version after the engines have it, and '
-            f'sync.kind = "{transport}"; it must be one of {", ".join(FOLLOWED)}'
         )

@@ -34,6 +34,9 @@ class Role(Protocol):
     - ``busy`` says that there is work to do between calls; ``work`` does a piece of it, and is asked after every call. What it
       raises ends the worker.
     - ``close`` is called when the caller is gone, perhaps from another thread than the rest; the process ends when it returns.
+
+    A role may also have ``start_concurrently(call) -> bool``. It is called first, in the thread that reads calls: True when it
+    has begun to serve the call outside the computing thread, and will answer through ``send``. It must not block.
     """
 
     @property
@@ -59,6 +62,8 @@ class RpcServer:
     def __init__(self, link: socket.socket, *, requests: Any, listening_thread: bool = True) -> None:
         self._link, self.requests = link, requests
         self.on_close: Callable[[], None] = lambda: None
+        self.start_concurrently: Callable[[rpc.RpcCall[Any]], bool] = lambda call: False
+        """See Role."""
         self._inbox: queue.SimpleQueue[rpc.RpcCall[Any]] = queue.SimpleQueue()
         self._frames = rpc.FrameReader()
         self._whole_frames = threading.Lock()
@@ -101,7 +106,9 @@ class RpcServer:
         try:
             data = self._link.recv(rpc.CHUNK_BYTES, 0 if wait else socket.MSG_DONTWAIT)
             for body in self._frames.feed(data):
-                self._inbox.put(decode(body, kind[self.requests]))
+                call = decode(body, kind[self.requests])
+                if not self.start_concurrently(call):
+                    self._inbox.put(call)
         except BlockingIOError:
             return False
         except ConnectionError:
@@ -153,5 +160,6 @@ def _build(server: RpcServer, name: str) -> Role:
                 server.send(rpc.failure(call.id, error, worker=name))
             else:
                 server.requests, server.on_close = role.requests, role.close
+                server.start_concurrently = getattr(role, "start_concurrently", server.start_concurrently)
                 server.send(rpc.reply(call.id, None))
                 return role

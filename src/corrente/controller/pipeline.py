@@ -7,8 +7,9 @@ generate   the valve, then the engine                    the inflight policy; th
 score      the scorer, under its deadline                the scorer                             a group with rewards
 buffer     nothing                                       -                                      put, or drop with a reason
 learn      P groups that may be consumed                 buffer                                 one optimizer step
-stage      the flip before; who samples from older ones  publish; the engine                    weights where engines see them
-publish    a staged version; the inflight policy         learn                                  version + 1, freed slots
+export     the flip of the version before                publish                                a copy of the weights
+publish    an exported version; its delivery; who        learn; the engines                     version + 1, freed slots
+           samples from older ones; the inflight policy
 evaluate   a version that is due                         publish                                held-out reward
 report     a finished step                               learn                                  metrics in the sinks
 watch      the clock                                     what moves (watchdog.py)               StallError when nothing moved
@@ -16,6 +17,9 @@ watch      the clock                                     what moves (watchdog.py
 Every prompt that is admitted ends in exactly one of trained / filtered / failed / stale / cancelled (``Ledger``). The version
 advances only when every engine has applied it, and only then do the slots of the groups it was trained on come free; with
 consumption inside the window this bounds the age of every trained token, which is asserted in ``_learn``.
+
+The learner waits for the copy of its weights and takes its next step while they are delivered. One version at most is exported
+and not live: the copy needs the memory of the version before the live one.
 
 No wall clock and no threads: time is ``anyio.current_time()``, so the same code runs under asyncio in production and under trio
 with a virtual clock in tests and in the planner.
@@ -51,10 +55,9 @@ from corrente.controller.watchdog import watch
 from corrente.data.age import assert_age
 from corrente.data.types import Batch, Group, GroupOutcome, Metrics, Prompt
 from corrente.errors import AlarmError, EndOfStream, FailureBudgetError, NothingToLearnError, root_cause, while_running
-from corrente.sync.base import Update
 
-Staged = tuple[Update, tuple[int, ...], int]
-"""An update on its way, the groups whose slots it frees, and the step whose weights it brings."""
+Exported = tuple[int, tuple[int, ...], int]
+"""A version on its way, the groups whose slots it frees, and the step whose weights it brings."""
 
 
 async def run(parts: Parts, *, snapshot: Snapshot | None = None, stop: anyio.Event | None = None) -> RunResult:
@@ -101,8 +104,8 @@ class Pipeline:
         self._failure: Exception | None = None
         self._fed = False  # the last step has its groups
         self._landed = Bell()
-        self._trained_since_stage: list[int] = []
-        self._steps_since_stage = 0
+        self._trained_since_export: list[int] = []
+        self._steps_since_export = 0
         self._scored = ScoreStats()
         if snapshot:
             parts.prompts.restore(snapshot.prompts)
@@ -113,9 +116,7 @@ class Pipeline:
         async with anyio.create_task_group() as watching:
             watching.start_soon(watch, self.journal, self.parts)
             watching.start_soon(self._heed_stop)
-            update = await self._publisher.stage(self.learner_version)
-            await self._publisher.land(update)
-            self.version = update.version
+            self.version = (await self._publisher.publish(self.learner_version)).version
             ended = await self._flow()
             if ended == "data" and (vain := self._fruitless.close(self._budget, self.ledger)):
                 ended, self._failure = "failed", vain
@@ -137,16 +138,16 @@ class Pipeline:
 
     async def _flow(self) -> str:
         """feed .. publish. Ends when ``_learn`` does: closing its streams ends publish and report, the feed is cancelled."""
-        flips, flips_in = anyio.create_memory_object_stream[Staged](1)
+        exports, exports_in = anyio.create_memory_object_stream[Exported](1)
         reports, reports_in = anyio.create_memory_object_stream[Report](64)
         ended = ""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._feed)
-            tasks.start_soon(self._publish, flips_in, tasks)
+            tasks.start_soon(self._publish, exports_in, tasks)
             tasks.start_soon(self._reporter.run, reports_in, self.plan.max_age)
             self._evaluate_when_due(tasks)
-            async with flips, reports:
-                ended = await self._learn(flips, reports)
+            async with exports, reports:
+                ended = await self._learn(exports, reports)
             await self._end_generation()
             self._evaluator.hurry()
         return ended
@@ -248,14 +249,14 @@ class Pipeline:
 
     # ---- learn ----------------------------------------------------------------------------------------------------------------
 
-    async def _learn(self, flips: MemoryObjectSendStream[Staged], reports: MemoryObjectSendStream[Report]) -> str:
-        """Take P groups, take a step, stage the new weights; returns why it ended."""
+    async def _learn(self, exports: MemoryObjectSendStream[Exported], reports: MemoryObjectSendStream[Report]) -> str:
+        """Take P groups, take a step, export the new weights; returns why it ended."""
         checkpoint_due = False
         while self.step < self.plan.steps:
             began_s = self.journal.elapsed_s
             groups, limits = await self._collect()
             if not groups:
-                await self._stage(flips)
+                await self._export(exports)
                 return "failed" if self._failure else "stopped" if self._stop.is_set() else "data"
             taken_s = self.journal.elapsed_s
             batch = self.parts.algorithm.batch(
@@ -264,14 +265,14 @@ class Pipeline:
             assert_age(batch.lags(), bound=self.plan.max_age)
             values = await self._step(batch)
             self.step += 1
-            self._steps_since_stage += 1
+            self._steps_since_export += 1
             try:
                 self._settle(groups, batch, values)
             except (NothingToLearnError, AlarmError) as failure:
                 self._give_up(failure)
             stepped_s = self.journal.elapsed_s
             if self._at_version or len(groups) < self.plan.prompts_per_step:
-                await self._stage(flips)
+                await self._export(exports)
             values |= trained_metrics(groups) | lag_metrics(batch, groups, limits) | self._scored.metrics()
             self._scored = ScoreStats()
             values["time/wait_groups_s"] = taken_s - began_s
@@ -282,7 +283,7 @@ class Pipeline:
             if checkpoint_due and self._at_version:
                 checkpoint_due = False
                 await self._checkpoint()
-        await self._stage(flips)
+        await self._export(exports)
         return "steps"
 
     async def _step(self, batch: Batch) -> dict[str, float]:
@@ -330,7 +331,7 @@ class Pipeline:
     @property
     def _at_version(self) -> bool:
         """Between two versions. They are counted from the last one: where data ended within a version, it was a short one."""
-        return self._steps_since_stage % self.plan.publish_every == 0
+        return self._steps_since_export % self.plan.publish_every == 0
 
     @property
     def _caught_up(self) -> bool:
@@ -339,7 +340,7 @@ class Pipeline:
     def _settle(self, groups: list[Group], batch: Batch, values: Metrics) -> None:
         for group in groups:
             self.ledger.settle(group.id, "trained")
-            self._trained_since_stage.append(group.id)
+            self._trained_since_export.append(group.id)
         for sample in sample_records(groups, count=self.plan.samples_per_step, version=batch.version):
             self.parts.sink.sample(self.step, sample)
         self.journal.moved()
@@ -348,28 +349,28 @@ class Pipeline:
 
     # ---- publish --------------------------------------------------------------------------------------------------------------
 
-    async def _stage(self, flips: MemoryObjectSendStream[Staged]) -> None:
-        """Copy the learner's weights to where engines see them; the learner may go on the moment this returns."""
-        if not self._trained_since_stage:
+    async def _export(self, exports: MemoryObjectSendStream[Exported]) -> None:
+        """Copy the learner's weights; the learner may go on the moment this returns, and they are delivered meanwhile."""
+        if not self._trained_since_export:
             return
         with self.journal.waits.on("learn", "the flip of the version before"):
             await self._landed.until(lambda: self._caught_up or self._stop.is_set())
             if not self._caught_up:
                 await self._end_generation()
             await self._landed.until(lambda: self._caught_up)
-        with self.journal.waits.on("learn", "staging"):
-            update = await self._publisher.stage(self.learner_version + 1)
-        self.learner_version = update.version
-        freed, self._trained_since_stage = tuple(self._trained_since_stage), []
-        self._steps_since_stage = 0
-        flips.send_nowait((update, freed, self.step))
+        with self.journal.waits.on("learn", "the export"):
+            await self._publisher.export(self.learner_version + 1)
+        self.learner_version += 1
+        freed, self._trained_since_export = tuple(self._trained_since_export), []
+        self._steps_since_export = 0
+        exports.send_nowait((self.learner_version, freed, self.step))
 
-    async def _publish(self, flips: MemoryObjectReceiveStream[Staged], tasks: TaskGroup) -> None:
-        """Land each staged version in turn; when it is live the version advances, and slots come free."""
-        async with flips:
-            async for update, freed, step in flips:
-                await self._publisher.land(update)
-                self.version, self._live_step = update.version, step
+    async def _publish(self, exports: MemoryObjectReceiveStream[Exported], tasks: TaskGroup) -> None:
+        """Deliver and land each exported version in turn; when it is live the version advances, and slots come free."""
+        async with exports:
+            async for version, freed, step in exports:
+                await self._publisher.land(await self._publisher.deliver(version))
+                self.version, self._live_step = version, step
                 self.parts.buffer.release(freed)
                 self._landed.ring()
                 self._evaluate_when_due(tasks)

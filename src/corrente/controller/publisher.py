@@ -1,4 +1,9 @@
-"""From the learner's weights to a live version: staged, flipped, retried; the version advances by one, once, everywhere."""
+"""From the learner's weights to a live version: exported, delivered, flipped to, each with retries.
+
+export    awaited by the learner: a copy of its weights, from which everything after proceeds
+deliver   awaited by the publish task, beside the learner's next step
+land      the inflight policy and the flip; the version advances by one, once, everywhere
+"""
 
 from __future__ import annotations
 
@@ -27,11 +32,25 @@ class Publisher:
         self._journal = journal
         self._retries = parts.plan.publish_retries
 
-    async def stage(self, version: int) -> Update:
-        """Copy the learner's present weights to where engines see them, as ``version``."""
+    async def publish(self, version: int) -> Update:
+        """Make the learner's present weights the live ``version``, for a caller whose learner has nothing to do meanwhile."""
+        await self.export(version)
+        update = await self.deliver(version)
+        await self.land(update)
+        return update
+
+    async def export(self, version: int) -> None:
+        """Copy the learner's present weights, as ``version``; the learner may go on when this returns."""
         start_s = self._journal.elapsed_s
-        update = await self._retrying(f"staging version {version}", lambda: self._sync.stage(version))
-        self._journal.span("sync", f"stage {version}", start_s, bytes=update.nbytes)
+        await self._retrying(f"exporting version {version}", lambda: self._sync.export(version))
+        self._journal.span("sync", f"export {version}", start_s)
+
+    async def deliver(self, version: int) -> Update:
+        """Bring the exported ``version`` to every engine. A retry delivers the same copy, however far the learner is."""
+        start_s = self._journal.elapsed_s
+        with self._journal.waits.on("publish", "delivery"):
+            update = await self._retrying(f"delivering version {version}", lambda: self._sync.deliver(version))
+        self._journal.span("sync", f"deliver {version}", start_s, bytes=update.nbytes)
         return update
 
     async def land(self, update: Update) -> None:

@@ -1,4 +1,4 @@
-"""The valve between the pipeline and the engine: knows what is live, can hold back what is new, interrupt, and give up."""
+"""The gate between the pipeline and the engine: it knows what is live, holds back what is new, interrupts, and gives up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corrente.common.waiting import Bell
 from corrente.errors import RolloutError, SyncError
 
 ASK_AGAIN_S = 0.5
-"""A request may be on its way to the engine when it is first asked to end it; then it is asked again."""
+"""A request may be on its way to the engine when the engine is first asked to end it; so it is asked again."""
 PATIENCE_S = 5.0
 """How long an interruption waits for requests that do not end. The engine does not know of them, or is stuck: no reason to hold
 back a version, and neither has a cache that the new weights would spoil."""
@@ -20,7 +20,7 @@ back a version, and neither has a cache that the new weights would spoil."""
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """One request or group between entry and exit. ``interrupted``: the valve asked the engine to end it. ``given_up``: it was
+    """One request or group between entry and exit. ``interrupted``: the gate asked the engine to end it. ``given_up``: it was
     cancelled before it was done."""
 
     name: str

@@ -99,7 +99,7 @@ async def _evaluate(parts: Parts, *, step: int, version: int) -> Evaluation:
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, journal, parts)
-            await publisher.land(await publisher.stage(version))
+            await publisher.publish(version)
             evaluation = await evaluator.run(step=step, version=version)
             tasks.cancel_scope.cancel()
     finally:

@@ -35,6 +35,8 @@ class EngineCore(Protocol):
 
     def vacant(self, slot: int) -> bool: ...
 
+    def pause(self) -> None: ...
+
     def submit(self, request: Request) -> None: ...
 
     def abort(self, ids: Sequence[str]) -> None: ...
@@ -87,17 +89,3 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
 def learner(config: RunConfig) -> LearnerCore:
     """The learner a config asks for, with the model's weights loaded."""
     return load_object("corrente.learner.core:TorchLearner")(config, device=devices.learner(config.model.device))
-
-
-def attach(layout: Layout, *, fd: int | None = None, path: str = "", device: str = "cpu") -> tuple[torch.Tensor, ...]:
-    """Two weight buffers, as uint8 tensors (layout.nbytes,): those in the shared memory behind an inherited descriptor or a
-    path, else new ones on ``device``. None for an engine without weights."""
-    if not layout.slabs:
-        return ()
-    import torch
-
-    if fd is None and not path:
-        return tuple(torch.zeros(layout.nbytes, dtype=torch.uint8, device=device) for _ in range(2))
-    memory = load_object("corrente.sync.memory:map_path" if fd is None else "corrente.sync.memory:map_slots")
-    first, second = memory(path if fd is None else fd, layout.nbytes)
-    return torch.frombuffer(first, dtype=torch.uint8), torch.frombuffer(second, dtype=torch.uint8)

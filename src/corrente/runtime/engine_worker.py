@@ -21,7 +21,7 @@ from corrente.common.rpc_server import Send
 from corrente.data.types import Completion
 from corrente.errors import GenerationError, PipelineError, SyncError
 from corrente.runtime import wire
-from corrente.runtime.cores import EngineCore, attach
+from corrente.runtime.cores import EngineCore
 from corrente.sync.base import Update
 
 
@@ -33,7 +33,8 @@ class EngineRole:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._core: EngineCore | None = None
-        self._inbox: Any = None
+        self._receiver: Any = None
+        self._slots = 2
         self._fetching = 0
         self._reserving: list[tuple[int, int]] = []
         self._requests: dict[str, str] = {}
@@ -101,18 +102,24 @@ class EngineRole:
         """Take the slots that all sides share, where there are any and the engine computes there; else make its own, on its
         device, into which versions are brought."""
         shared = self.core.device == "cpu" and (given.fd is not None or bool(given.path))
-        slots = (
-            attach(given.layout, fd=given.fd, path=given.path)
-            if shared
-            else attach(given.layout, device=self.core.device)
-        )
+        slots: Sequence[Any] = ()
         if given.layout.slabs:
-            self._inbox = load_object("corrente.sync.inbox:Inbox")(given.layout, slots, shared=shared)
+            if shared:
+                map_slots = load_object("corrente.sync.weight_slots:map_slots")
+                slots = map_slots(given.layout, fd=given.fd, path=given.path, count=given.slots)
+            else:
+                allocate = load_object("corrente.sync.weight_slots:allocate_slots")
+                slots = allocate(given.layout, device=self.core.device, count=given.slots)
+            self._receiver = load_object("corrente.sync.receiver:WeightReceiver")(given.layout, slots, shared=shared)
+        self._slots = given.slots
         self.core.attach(slots)
 
     def _weights(self, number: int, body: wire.Reserve | wire.Receive | wire.Apply) -> rpc.RpcAnswer | None:
         match body:
             case wire.Reserve(slot=slot):
+                if self._slots == 1:
+                    self.core.pause()
+                    return rpc.reply(number, None)
                 if self._live is not None and self._live.slot == slot:
                     raise SyncError(f"slot {slot} holds version {self._live.version}, which the engine uses")
                 self._reserving.append((number, slot))
@@ -132,8 +139,8 @@ class EngineRole:
     def _receive(self, number: int, body: wire.Receive) -> None:
         """Fetch in this thread, and answer. An engine without weights has received all it needs."""
         try:
-            if self._inbox is not None:
-                self._inbox.receive(body.offer)
+            if self._receiver is not None:
+                self._receiver.receive(body.offer)
             answer = rpc.reply(number, None)
         except Exception as error:
             answer = rpc.failure(number, error, worker="engine")
@@ -142,7 +149,7 @@ class EngineRole:
     def _apply(self, number: int, flip: wire.Apply) -> float:
         """Flip, and time it: the engine cannot decode meanwhile. The core flips as a whole or not at all."""
         update = flip.update
-        if self._inbox is not None and self._inbox.holds(update.slot) != update.version:
+        if self._receiver is not None and self._receiver.holds(update.slot) != update.version:
             raise SyncError(f"version {update.version} is not in slot {update.slot} of the engine")
         start = time.perf_counter()
         try:
@@ -157,12 +164,12 @@ class EngineRole:
     def _cancel(self, number: int) -> None:
         """End what nobody waits for: a generation, a wait, a fetch. A flip is taken back, if there is a way back."""
         self._reserving = [entry for entry in self._reserving if entry[0] != number]
-        if number == self._fetching and self._inbox is not None:
-            self._inbox.stop()
+        if number == self._fetching and self._receiver is not None:
+            self._receiver.stop()
         if self._requests.pop(str(number), None) is not None:
             self.core.abort([str(number)])
         flip, before = self._flip
-        if number == flip and before is not None:
+        if number == flip and before is not None and self._slots > 1:  # one slot has nothing to go back to
             self.core.apply(before, "swap")
             self._flip, self._live = (0, None), before
 

@@ -9,7 +9,8 @@ from corrente.common.spawn import RpcCaller
 from corrente.data.types import ApplyMode, Batch, Completion, Metrics, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.runtime import wire
-from corrente.sync.base import Exported, Offer, Order, Update
+from corrente.sync.base import OfferRequest, Update
+from corrente.sync.offers import Offer
 
 
 class ProcEngine:
@@ -67,11 +68,12 @@ class ProcLearner:
     def progress(self) -> int:
         return self._pieces
 
-    async def export(self, order: Order) -> Exported:
-        return await self._worker.call(wire.Export(order=order), Exported)
+    async def export(self, version: int, *, slot: int) -> float:
+        return await self._worker.call(wire.Export(version=version, slot=slot), float)
 
-    async def again(self, order: Order) -> Offer:
-        return await self._worker.call(wire.Again(order=order), Offer)
+    async def offer(self, request: OfferRequest) -> Offer:
+        """See Sender.offer. Cancelled, the worker ends it."""
+        return await self._worker.call(wire.OfferWeights(request=request), Offer)
 
     def _count(self) -> None:
         self._pieces += 1

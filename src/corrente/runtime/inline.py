@@ -24,7 +24,8 @@ from corrente.runtime import cores
 from corrente.runtime.base import Workers
 from corrente.runtime.placement import available_cpus
 from corrente.runtime.teacher_worker import as_teacher, self_teacher, terms
-from corrente.sync.base import Offer, Update
+from corrente.sync.base import Update
+from corrente.sync.offers import Offer
 
 
 class InlineLearner:
@@ -56,9 +57,9 @@ class InlineLearner:
 class InlineTeacher:
     """Implements SelfTeacher: a second engine of this process, called directly; it copies versions from the first's buffers."""
 
-    def __init__(self, core: cores.EngineCore, ring: Any, *, temperature: float) -> None:
-        self._core, self._ring, self._temperature = core, ring, temperature
-        core.attach(ring.slots)
+    def __init__(self, core: cores.EngineCore, receiver: Any, *, temperature: float) -> None:
+        self._core, self._receiver, self._temperature = core, receiver, temperature
+        core.attach(receiver.slots)
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
         await anyio.lowlevel.checkpoint()
@@ -69,12 +70,12 @@ class InlineTeacher:
 
     async def receive(self, offer: Offer) -> None:
         await anyio.lowlevel.checkpoint()
-        self._ring.receive(offer)
+        self._receiver.receive(offer)
 
     async def apply(self, update: Update, mode: ApplyMode) -> float:
         await anyio.lowlevel.checkpoint()
         began = time.perf_counter()
-        self._core.apply(self._ring.take_up(update), "swap")
+        self._core.apply(self._receiver.use(update), "swap")
         return time.perf_counter() - began
 
     def members(self) -> int:
@@ -106,7 +107,7 @@ class InlineRuntime:
         try:
             core, learner = self._engine(config), self._learner(config)
             engine = load_object("corrente.engine.embedded.driver:EmbeddedEngine")(core)
-            buffers = load_object("corrente.sync.inproc:allocate")(core.layout(), device=core.device)
+            buffers = load_object("corrente.sync.weight_slots:allocate_slots")(core.layout(), device=core.device)
             core.attach(buffers)
             sync = load_object("corrente.sync.inproc:InprocSync")(
                 engine=engine, layout=core.layout(), buffers=buffers, tensors=learner.tensors
@@ -127,5 +128,6 @@ class InlineRuntime:
         if self_teacher(config) is None:
             return None
         core, (lag, temperature) = self._engine(as_teacher(config)), terms(config)
-        ring = load_object("corrente.sync.ring:Ring")(core.layout(), lag=lag, shared=buffers, device=core.device)
-        return InlineTeacher(core, ring, temperature=temperature)
+        make = load_object("corrente.sync.lagged_receiver:LaggedReceiver")
+        receiver = make(core.layout(), lag=lag, shared=buffers, device=core.device)
+        return InlineTeacher(core, receiver, temperature=temperature)

@@ -1,7 +1,11 @@
-"""The role of a learner process: calls are served one at a time, in order. Nothing happens between them."""
+"""The role of a learner process: calls are served one at a time, in order. Only offers of exported weights are made
+concurrently."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,9 +17,13 @@ from corrente.config import RunConfig
 from corrente.errors import PipelineError, SyncError
 from corrente.models import devices
 from corrente.runtime import wire
-from corrente.runtime.cores import LearnerCore, attach
+from corrente.runtime.cores import LearnerCore
+from corrente.sync.base import OfferRequest
 
 T = TypeVar("T")
+
+OFFER_NICE = 5
+"""How much the thread that offers weights gives way to the one that trains: checksums and files wait for a step's kernels."""
 
 
 class LearnerRole:
@@ -28,7 +36,8 @@ class LearnerRole:
         self._send = send
         self._core: LearnerCore | None = None
         self._config = RunConfig()
-        self._outbox: Any = None
+        self._sender: Any = None
+        self._offering = 0
 
     @property
     def core(self) -> LearnerCore:
@@ -38,6 +47,19 @@ class LearnerRole:
 
     def work(self) -> list[rpc.RpcAnswer]:
         return []
+
+    def start_concurrently(self, call: rpc.RpcCall[wire.Body]) -> bool:
+        """Make offers in a thread of their own, so that no delivery waits for a step."""
+        match call.body:
+            case wire.OfferWeights(request=request):
+                self._offering = call.id
+                threading.Thread(target=self._offer, args=(call.id, request), name="offer", daemon=True).start()
+                return True
+            case rpc.CancelCall(call=number) if number == self._offering:
+                self._sender.stop()
+                return True
+            case _:
+                return False
 
     def handle(self, call: rpc.RpcCall[wire.Body]) -> rpc.RpcAnswer | None:
         match call.body:
@@ -50,10 +72,8 @@ class LearnerRole:
             case wire.StepRpc(batch=batch):
                 values = self.core.step(batch, pulse=lambda: self._send(rpc.RpcProgress(id=call.id)))
                 return rpc.reply(call.id, {name: float(value) for name, value in values.items()})
-            case wire.Export(order=order):
-                return rpc.reply(call.id, _as_sync_error(lambda: self._outbox.export(order, self.core.tensors())))
-            case wire.Again(order=order):
-                return rpc.reply(call.id, _as_sync_error(lambda: self._outbox.again(order)))
+            case wire.Export(version=version, slot=slot):
+                return rpc.reply(call.id, _as_sync_error(lambda: self._export(version, slot)))
             case wire.Save(path=path):
                 return rpc.reply(call.id, self.core.save(Path(path)))
             case wire.Load(path=path):
@@ -70,10 +90,28 @@ class LearnerRole:
         """Get ready to send weights in that layout, by the transport of the config; an engine without weights needs none."""
         if not given.layout.slabs:
             return
-        shared = attach(given.layout, fd=given.fd) if given.fd is not None else None
-        build = load_object("corrente.sync.outbox:build")
+        shared = None
+        if given.fd is not None:
+            map_slots = load_object("corrente.sync.weight_slots:map_slots")
+            shared = map_slots(given.layout, fd=given.fd, count=given.slots)
+        build = load_object("corrente.sync.sender:build")
         device = devices.learner(self._config.model.device)
-        self._outbox = build(self._config, given.layout, shared=shared, path=given.path, device=device)
+        self._sender = build(
+            self._config, given.layout, shared=shared, path=given.path, device=device, slots=given.slots
+        )
+
+    def _export(self, version: int, slot: int) -> float:
+        return self._sender.export(version, self.core.tensors(), slot=slot)
+
+    def _offer(self, number: int, request: OfferRequest) -> None:
+        """Offer in this thread, and answer. It runs behind the thread that trains, and so do those it starts."""
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), OFFER_NICE)
+        try:
+            answer: rpc.RpcAnswer = rpc.reply(number, _as_sync_error(lambda: self._sender.offer(request)))
+        except SyncError as error:
+            answer = rpc.failure(number, error, worker="learner")
+        self._send(answer)
 
 
 def _as_sync_error(work: Callable[[], T]) -> T:

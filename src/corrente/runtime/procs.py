@@ -28,7 +28,7 @@ from anyio.abc import TaskGroup
 from corrente.common.imports import load_object
 from corrente.common.local_spawner import local_unless
 from corrente.common.spawn import LocalOnly, Spawner, Worker, WorkerRole
-from corrente.config import Embedded, Procs, RunConfig, Shm, Vllm
+from corrente.config import Embedded, Procs, RunConfig, Vllm
 from corrente.engine.launcher import Launcher, Tell, untold
 from corrente.errors import ConfigError, raising_root_cause
 from corrente.runtime import wire
@@ -39,6 +39,7 @@ from corrente.runtime.join_server import JoinServer
 from corrente.runtime.placement import Places, available_cpus, computing_place, places
 from corrente.runtime.run_weights import RunWeights
 from corrente.runtime.teacher_worker import self_teacher
+from corrente.sync.kinds import transport_of
 
 LEARNER_ROLE = "corrente.runtime.learner_worker:LearnerRole"
 TEACHER_ROLE = "corrente.runtime.teacher_worker:TeacherRole"
@@ -81,14 +82,18 @@ class ProcsRuntime:
     async def _open_with(self, spawner: Spawner, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
         section = config.runtime if isinstance(config.runtime, Procs) else Procs()
         where = self._place(section.placement, available_cpus())
-        memory = load_object("corrente.sync.memory:SharedMemory")() if isinstance(config.sync, Shm) else None
+        memory = (
+            load_object("corrente.sync.shared_memory:SharedMemory")()
+            if transport_of(config.sync).shares_memory
+            else None
+        )
         weights = RunWeights(memory)
         try:
             async with anyio.create_task_group() as group:
                 pool = _pool(config, self._launcher(spawner, config, where, weights, tell), tell)
                 learner, teacher = await self._start(_sharing(spawner, weights), config, where, pool, weights, group)
                 sender = ProcLearner(learner)
-                sync = load_object("corrente.sync.slots:build")(config.sync, engine=pool, sender=sender)
+                sync = load_object("corrente.sync.slot_sync:build")(config.sync, engine=pool, sender=sender)
                 pool.catch_up_by(sync.catch_up)
                 own = ProcEngine(teacher) if teacher is not None else None
                 if own is not None:

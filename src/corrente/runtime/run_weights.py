@@ -9,7 +9,7 @@ from corrente.sync.layout import Layout
 
 
 class RunWeights:
-    """Implements SharedWeights over ``memory`` (sync.memory.SharedMemory), or over none where engines have slots of their own."""
+    """Implements SharedWeights over ``memory`` (sync/shared_memory.py), or over none where engines have slots of their own."""
 
     def __init__(self, memory: Any = None) -> None:
         self._memory = memory

@@ -19,8 +19,8 @@ from corrente.config import Embedded, RunConfig
 from corrente.config.rewards import SelfTeacherScorer, temperature_of
 from corrente.errors import PipelineError
 from corrente.runtime import wire
-from corrente.runtime.cores import EngineCore, attach
-from corrente.sync.base import Offer
+from corrente.runtime.cores import EngineCore
+from corrente.sync.offers import Offer
 
 
 class TeacherRole:
@@ -33,7 +33,7 @@ class TeacherRole:
         self._send = send
         self._core: EngineCore | None = None
         self._lag, self._temperature = 1, 1.0
-        self._ring: Any = None
+        self._receiver: Any = None
         self._fetching = 0
 
     @property
@@ -66,11 +66,11 @@ class TeacherRole:
                 return None
             case wire.Apply(update=update):
                 began = time.perf_counter()
-                self.core.apply(self._ring.take_up(update), "swap")
+                self.core.apply(self._receiver.use(update), "swap")
                 return rpc.reply(call.id, time.perf_counter() - began)
             case rpc.CancelCall(call=number):
                 if number == self._fetching:
-                    self._ring.stop()
+                    self._receiver.stop()
                 return None
             case _:
                 raise PipelineError(f"a self-teacher does not answer {type(call.body).__name__}")
@@ -79,15 +79,17 @@ class TeacherRole:
         """See Role. Nothing outlives the process."""
 
     def _attach(self, given: wire.Attach) -> None:
-        shared = attach(given.layout, fd=given.fd, path=given.path) if given.fd is not None or given.path else ()
-        self._ring = load_object("corrente.sync.ring:Ring")(
+        shared: Any = ()
+        if given.fd is not None or given.path:
+            shared = load_object("corrente.sync.weight_slots:map_slots")(given.layout, fd=given.fd, path=given.path)
+        self._receiver = load_object("corrente.sync.lagged_receiver:LaggedReceiver")(
             given.layout, lag=self._lag, shared=shared, device=self.core.device
         )
-        self.core.attach(self._ring.slots)
+        self.core.attach(self._receiver.slots)
 
     def _receive(self, number: int, offer: Offer) -> None:
         try:
-            self._ring.receive(offer)
+            self._receiver.receive(offer)
             answer: rpc.RpcAnswer = rpc.reply(number, None)
         except Exception as error:
             answer = rpc.failure(number, error, worker="self-teacher")

@@ -10,8 +10,9 @@ import msgspec
 from corrente.common.rpc import CancelCall
 from corrente.config import RunConfig
 from corrente.data.types import ApplyMode, Batch, Request, Tokens
-from corrente.sync.base import Offer, Order, Update
+from corrente.sync.base import OfferRequest, Update
 from corrente.sync.layout import Layout
+from corrente.sync.offers import Offer
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag=True):
@@ -28,12 +29,13 @@ class Start(_Message, frozen=True, kw_only=True):
 
 
 class Attach(_Message, frozen=True, kw_only=True):
-    """Make ready two weight buffers for ``layout``: those in the memory inherited as ``fd`` or to be opened at ``path``, or
+    """Make ready ``slots`` weight buffers for ``layout``: those in the memory inherited as ``fd`` or to be opened at ``path``, or
     buffers of the worker's own where neither is given."""
 
     layout: Layout
     fd: int | None = None
     path: str = ""
+    slots: int = 2
 
 
 class Generate(_Message, frozen=True, kw_only=True):
@@ -91,15 +93,16 @@ class StepRpc(_Message, frozen=True, kw_only=True):
 
 
 class Export(_Message, frozen=True, kw_only=True):
-    """Copy the present weights and offer them; answered with Exported."""
+    """Copy the present weights into a slot; answered with the seconds that took."""
 
-    order: Order
+    version: int
+    slot: int
 
 
-class Again(_Message, frozen=True, kw_only=True):
-    """Offer once more, whole, what was exported before; answered with an Offer."""
+class OfferWeights(_Message, frozen=True, kw_only=True):
+    """Offer a version that was exported; answered with an Offer, beside the step that may be going on."""
 
-    order: Order
+    request: OfferRequest
 
 
 class Save(_Message, frozen=True, kw_only=True):
@@ -121,4 +124,4 @@ class Dismiss(_Message, frozen=True, kw_only=True):
 
 
 Asked = Start | Attach | Generate | Score | Abort | Partials | Stats | Reserve | Receive | Apply
-Body = Asked | StepRpc | Export | Again | Save | Load | CancelCall | Leave | Dismiss
+Body = Asked | StepRpc | Export | OfferWeights | Save | Load | CancelCall | Leave | Dismiss

@@ -29,7 +29,8 @@ from corrente.errors import GenerationError, SyncError, WorkerDied
 from corrente.sim.distributions import Distribution, Fixed, generator
 from corrente.sim.faults import Chaos
 from corrente.sim.speed import Speed
-from corrente.sync.base import Offer, Update
+from corrente.sync.base import Update
+from corrente.sync.offers import Offer
 
 _EPS = 1e-6
 """Steps: what floating point may lose without a sequence ending one step late, or never."""

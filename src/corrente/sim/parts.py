@@ -16,19 +16,15 @@ import anyio
 import msgspec
 import numpy as np
 
-from corrente.data.types import ApplyMode, Batch, Episode, Group, Metrics, Prompt, Request, Row, Sampling, Turn
+from corrente.data.types import Batch, Episode, Group, Metrics, Prompt, Request, Row, Sampling, Turn
 from corrente.env.base import Generate, PlayedEpisode
-from corrente.errors import CheckpointError, DivergedError, RewardError, RolloutError, SyncError
+from corrente.errors import CheckpointError, DivergedError, RewardError, RolloutError
 from corrente.sim.distributions import Distribution, Fixed, generator
-from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Chaos
-from corrente.sim.pool import VirtualPool
-from corrente.sync.base import Flip, InPlace, Receiver, Update
 
 Reward = Callable[[Episode, Prompt], float | None]
 
 _NOTHING = Fixed(0.0)
-_TENTH = Fixed(0.1)
 _SECOND = Fixed(1.0)
 _SAMPLING = Sampling()
 
@@ -285,68 +281,6 @@ class VirtualLearner:
             self.state = int(json.loads((path / "learner.json").read_text())["state"])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-
-
-class VirtualSync:
-    """Takes ``stage_s`` to stage, once the spare slots are free; a flip brings every engine to the new version, or none."""
-
-    def __init__(
-        self,
-        engine: VirtualEngine | VirtualPool,
-        *,
-        stage_s: Distribution = _TENTH,
-        nbytes: int = 0,
-        seed: int = 0,
-        chaos: Chaos | None = None,
-    ) -> None:
-        self._engine = engine
-        self._stage_s = stage_s
-        self._nbytes = nbytes
-        self._seed = seed
-        self._chaos = chaos or Chaos(seed=seed)
-        self._live: Update | None = None
-        self._lock = anyio.Lock()
-        self.published: list[tuple[int, float]] = []
-        """(version, when it was live everywhere), in order."""
-
-    async def stage(self, version: int) -> Update:
-        """AssertionError when the version before is not live yet: at most one update may be staged and not flipped."""
-        live = self._live
-        assert live is None or version == live.version + 1, f"version {version} was staged while {live} is live"
-        slot = 0 if live is None else 1 - live.slot
-        await self._engine.reserve(slot)
-        async with self._lock:
-            await self._chaos.strike("stage", str(version), SyncError)
-            await anyio.sleep(self._stage_s.draw(generator(self._seed, "stage", version)))
-            await self._engine.receive(InPlace(version=version, slot=slot, nbytes=self._nbytes))
-        return Update(version=version, slot=slot, nbytes=self._nbytes)
-
-    async def flip(self, update: Update, mode: ApplyMode) -> Flip:
-        async with self._lock:
-            await self._chaos.strike("flip", str(update.version), SyncError)
-            pause_s = await self._engine.apply(update, mode)
-            self._live = update
-            self.published.append((update.version, anyio.current_time()))
-        return Flip(pause_s=pause_s)
-
-    async def catch_up(self, receiver: Receiver) -> None:
-        async with self._lock:
-            live = self._live
-            if live is None:
-                raise SyncError("no version is live yet")
-            slots = (live.slot,)
-            try:
-                await receiver.reserve(live.slot)
-            except SyncError:  # an old version is looked at there: lead the engine to its other slot first
-                slots = (1 - live.slot, live.slot)
-            for slot in slots:
-                await receiver.reserve(slot)
-                await anyio.sleep(self._stage_s.draw(generator(self._seed, "stage", live.version)))
-                await receiver.receive(InPlace(version=live.version, slot=slot, nbytes=self._nbytes))
-                await receiver.apply(Update(version=live.version, slot=slot, nbytes=self._nbytes), "swap")
-
-    def stats(self) -> Metrics:
-        return {"publish/bytes": float(self._nbytes)}
 
 
 class RecordingSink:

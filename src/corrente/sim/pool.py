@@ -9,7 +9,8 @@ from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.errors import SyncError
 from corrente.sim.engine import VirtualEngine
-from corrente.sync.base import Offer, Update
+from corrente.sync.base import Update
+from corrente.sync.offers import Offer
 
 
 class VirtualPool:

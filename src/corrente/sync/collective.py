@@ -1,10 +1,12 @@
-"""Weights by a torch.distributed broadcast: packed buckets, two in the air, gloo between CPUs and NCCL between GPUs.
+"""Weights by a torch.distributed broadcast: packed buckets, two in flight, gloo between CPUs and NCCL between GPUs.
 
 No global state of torch.distributed is touched: learner and engines meet at a store that the learner keeps, count themselves, and
 form a process group of their own, which stays for as long as the same ones take part and nothing fails. A ``generation`` is one
 such group. Whoever dies, or does not come in time, costs that publish a SyncError on every side, and the next one forms another
 generation. Broadcasts go through buckets of the group's own, never straight out of or into weights: what hangs in a group that
-was given up can harm nobody. Nothing that crosses is unpickled. The store and gloo have no password: keep them on loopback or on
+was given up can harm nobody. The learner's side of a broadcast is a thread beside its next step: over NCCL it has a stream and a
+communicator of its own, so that it neither waits for the step's kernels nor comes between the collectives of a step. Nothing that
+crosses is unpickled. The store and gloo have no password: keep them on loopback or on
 a network that you trust.
 """
 
@@ -16,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,14 +27,15 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from corrente import config as c
 from corrente.errors import SyncError
 from corrente.sync import digest
-from corrente.sync.base import CollectiveOffer, Order
-from corrente.sync.inbox import Delivery
-from corrente.sync.layout import Layout
-from corrente.sync.outbox import Packed
+from corrente.sync.base import OfferRequest
+from corrente.sync.offers import CollectiveOffer
+from corrente.sync.receiver import ReceiveTarget
+from corrente.sync.sender import PackedVersion, SenderSetup
+from corrente.sync.streams import own_stream
 
 c10d: Any = _distributed_c10d
 
-IN_THE_AIR = 2
+IN_FLIGHT = 2
 POLL_S = 0.0005
 FINISH_S = 0.2
 """A root may learn that the last bucket landed a little later than those it landed at."""
@@ -58,49 +60,63 @@ def meeting_place(host: str, *, deadline_s: float) -> tuple[TCPStore, int]:
     return TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listening), port
 
 
-class CollectiveOutlet:
+class CollectiveSender:
     """The learner's half: rank 0. The broadcast runs in a thread, for the offer must reach the engines first."""
 
-    def __init__(self, section: c.Collective, *, layout: Layout, folder: Path) -> None:
-        self._section, self._layout = section, layout
+    def __init__(self, section: c.Collective, setup: SenderSetup) -> None:
+        self._section, self._layout = section, setup.layout
         self.device = "cuda" if section.backend == "nccl" else "cpu"
         self._generation, self._members = 0, 0
         self._in = _Membership()
+        self._lock = threading.Lock()
+        """Guards the broadcast under way: an offer replaces it, and the learner's thread ends it when it needs the slot."""
         self._sending: _Broadcast | None = None
         self._offered: int | None = None
         self._store, self._port = meeting_place(section.host, deadline_s=section.deadline_s)
 
-    def offer(self, order: Order, new: Packed, base: Packed | None) -> CollectiveOffer:
-        self._end_broadcast()
-        together = self._offered is not None and self._offered == order.live and self._members == order.members
-        caught_up = order.version == order.live
-        if self._in.group is None or caught_up or not together:
-            self._in.leave(self._in.group)
-            self._in.group, self._members = None, order.members
-            self._generation += 1
-        self._offered = None if caught_up else order.version
-        offer = CollectiveOffer(
-            version=order.version,
-            slot=order.slot,
-            nbytes=new.bytes.nbytes,
-            host=self._section.host,
-            port=self._port,
-            members=order.members,
-            generation=self._generation,
-            bucket_bytes=self._section.bucket_mb << 20,
-            backend=self._section.backend,
-            digest=digest.of(self._layout, new.bytes) if self.device == "cpu" else "",
-            deadline_s=self._section.deadline_s,
-        )
-        self._sending = _Broadcast(offer, new.bytes, self._store, self._in)
-        self._sending.start()
+    def offer(
+        self, request: OfferRequest, new: PackedVersion, base: PackedVersion | None, *, check: Callable[[], None]
+    ) -> CollectiveOffer:
+        summed = self.device == "cpu"
+        checksum = digest.of(self._layout, new.bytes, threads=1, check=check) if summed else ""
+        with self._lock:
+            self._end_broadcast()
+            self._choose_group(request)
+            offer = CollectiveOffer(
+                version=request.version,
+                slot=request.slot,
+                nbytes=new.bytes.nbytes,
+                host=self._section.host,
+                port=self._port,
+                members=request.members,
+                generation=self._generation,
+                bucket_bytes=self._section.bucket_mb << 20,
+                backend=self._section.backend,
+                digest=checksum,
+                deadline_s=self._section.deadline_s,
+            )
+            self._sending = _Broadcast(offer, new, self._store, self._in)
+            self._sending.start()
         return offer
 
-    def quiet(self, slot: int) -> None:
-        self._end_broadcast()
+    def _choose_group(self, request: OfferRequest) -> None:
+        """Keep the group where the same engines take part that took the version before; else begin another generation."""
+        together = self._offered is not None and self._offered == request.live and self._members == request.members
+        caught_up = request.version == request.live
+        if self._in.group is None or caught_up or not together:
+            self._in.leave(self._in.group)
+            self._in.group, self._members = None, request.members
+            self._generation += 1
+        self._offered = None if caught_up else request.version
+
+    def release(self, slot: int) -> None:
+        with self._lock:
+            if self._sending is not None and self._sending.slot == slot:
+                self._end_broadcast()
 
     def close(self) -> None:
-        self._end_broadcast()
+        with self._lock:
+            self._end_broadcast()
         self._in.close()
 
     def _end_broadcast(self) -> None:
@@ -113,8 +129,9 @@ class CollectiveOutlet:
 class _Broadcast:
     """One broadcast, in a thread of its own. What fails here fails in the engines too, which say why; the group is gone then."""
 
-    def __init__(self, offer: CollectiveOffer, whole: torch.Tensor, store: TCPStore, member: _Membership) -> None:
-        self._offer, self._whole, self._store, self._in = offer, whole, store, member
+    def __init__(self, offer: CollectiveOffer, new: PackedVersion, store: TCPStore, member: _Membership) -> None:
+        self.slot = new.slot
+        self._offer, self._whole, self._store, self._in = offer, new.bytes, store, member
         self._until = time.monotonic() + offer.deadline_s
         self._given_up, self._met = threading.Event(), threading.Event()
         self._turn = threading.Lock()
@@ -140,7 +157,8 @@ class _Broadcast:
             with self._turn:
                 self._remaining_s()
                 self._met.set()
-            group.broadcast(self._whole, self._remaining_s)
+            with own_stream(self._whole):
+                group.broadcast(self._whole, self._remaining_s)
         except (SyncError, RuntimeError):
             self._in.leave(group)
             return
@@ -157,7 +175,7 @@ class _Broadcast:
         return remaining_s
 
 
-class CollectiveFetcher:
+class CollectiveReceiver:
     """The engine's half: any rank but 0."""
 
     on_host = False
@@ -166,7 +184,7 @@ class CollectiveFetcher:
         self._in = _Membership()
         self._of: tuple[str, int, int] | None = None
 
-    def fetch(self, offer: CollectiveOffer, delivery: Delivery) -> None:
+    def fetch(self, offer: CollectiveOffer, into: ReceiveTarget) -> None:
         of = (offer.host, offer.port, offer.generation)
         if self._of != of:
             self._in.leave(self._in.group)
@@ -174,15 +192,16 @@ class CollectiveFetcher:
         group, self._in.group, self._of = self._in.group, None, None
         try:
             if group is None:
-                timeout = timedelta(seconds=delivery.remaining_s())
+                timeout = timedelta(seconds=into.remaining_s())
                 store = TCPStore(offer.host, offer.port, None, False, timeout, wait_for_workers=False)
-                group = _meet(store, offer, delivery.remaining_s, leader=False, whole=delivery.target)
-            group.broadcast(delivery.target, delivery.remaining_s)
+                group = _meet(store, offer, into.remaining_s, leader=False, whole=into.target)
+            with own_stream(into.target):
+                group.broadcast(into.target, into.remaining_s)
         except (SyncError, RuntimeError):
             self._in.leave(group)
             raise
         self._in.group, self._of = group, of
-        if offer.digest and digest.of(delivery.layout, delivery.target.cpu()) != offer.digest:
+        if offer.digest and digest.of(into.layout, into.target.cpu()) != offer.digest:
             raise SyncError(f"version {offer.version} is not what the learner sent: the checksum is another")
 
     def close(self) -> None:
@@ -197,15 +216,15 @@ class _Group:
         self._group: Any = group
         self._leader = leader
         size = min(offer.bucket_bytes, offer.nbytes)
-        self._buckets = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(IN_THE_AIR)]
+        self._buckets = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(IN_FLIGHT)]
 
     def broadcast(self, whole: torch.Tensor, remaining_s: Remaining) -> None:
         """From the leader's ``whole`` to those of all others. RuntimeError when the group breaks."""
         flying: deque[tuple[Any, torch.Tensor, torch.Tensor]] = deque()
         for number, piece in enumerate(whole.split(len(self._buckets[0]))):
-            if len(flying) == IN_THE_AIR:
+            if len(flying) == IN_FLIGHT:
                 self._land(*flying.popleft(), remaining_s)
-            bucket = self._buckets[number % IN_THE_AIR][: len(piece)]
+            bucket = self._buckets[number % IN_FLIGHT][: len(piece)]
             if self._leader:
                 bucket.copy_(piece)
             options = c10d.BroadcastOptions()
@@ -214,7 +233,7 @@ class _Group:
         while flying:
             self._land(*flying.popleft(), remaining_s)
         if whole.device.type == "cuda":
-            torch.cuda.synchronize(whole.device)
+            torch.cuda.current_stream(whole.device).synchronize()
 
     def _land(self, work: Any, bucket: torch.Tensor, piece: torch.Tensor, remaining_s: Remaining) -> None:
         """Wait for one bucket, and stop waiting when nobody does any more."""

@@ -7,7 +7,7 @@ step of 1e-6 most bfloat16 weights are the same bits as before (measured in docs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -20,10 +20,17 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 AT, BITS, VALUES, WHOLE = "at", "bits", "values", "whole"
 
 
-def encode(layout: Layout, old: torch.Tensor, new: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The change from ``old`` to ``new``, both uint8 (layout.nbytes,) on the host: tensors named by slab number and part."""
+def encode(
+    layout: Layout, old: torch.Tensor, new: torch.Tensor, *, check: Callable[[], object] | None = None
+) -> dict[str, torch.Tensor]:
+    """The change from ``old`` to ``new``, both uint8 (layout.nbytes,) on the host: tensors named by slab number and part.
+
+    ``check`` is called before each slab; what it raises ends the work.
+    """
     changes: dict[str, torch.Tensor] = {}
     for number, slab in enumerate(layout.slabs):
+        if check is not None:
+            check()
         before, after = _words(slab, old), _words(slab, new)
         changed = before != after
         count = int(changed.count_nonzero())
@@ -33,8 +40,8 @@ def encode(layout: Layout, old: torch.Tensor, new: torch.Tensor) -> dict[str, to
 
 
 def apply(layout: Layout, changes: Mapping[str, torch.Tensor], old: torch.Tensor, target: torch.Tensor) -> None:
-    """Make ``target`` the version that ``changes`` turn ``old`` into. SyncError when they are none of this layout's; ``target``
-    is then in an undefined state."""
+    """Make ``target`` the version that ``changes`` turn ``old`` into; they may be the same memory. SyncError when the changes are
+    none of this layout's; ``target`` is then in an undefined state."""
     parts: dict[int, dict[str, torch.Tensor]] = {}
     for name, value in changes.items():
         number, _, part = name.partition(".")

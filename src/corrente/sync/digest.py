@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -19,17 +20,24 @@ from corrente.sync.layout import Layout
 PIECE_BYTES = 1 << 20
 
 
-def of(layout: Layout, whole: torch.Tensor) -> str:
-    """Digest of the version in ``whole``, uint8 (layout.nbytes,) on the host."""
+def of(layout: Layout, whole: torch.Tensor, *, threads: int = 0, check: Callable[[], object] | None = None) -> str:
+    """The digest of the version in ``whole``, uint8 (layout.nbytes,) on the host.
+
+    ``threads`` 0: as many as torch has. With one thread ``check`` is called before each piece; what it raises ends the work.
+    """
     memory = whole.numpy().data
     pieces = [
         memory[at : min(at + PIECE_BYTES, slab.offset + slab.nbytes)]
         for slab in layout.slabs
         for at in range(slab.offset, slab.offset + slab.nbytes, PIECE_BYTES)
     ]
-    threads = torch.get_num_threads()
+    threads = threads or torch.get_num_threads()
     if threads < 2 or len(pieces) < 2:
-        sums = [zlib.crc32(piece) for piece in pieces]
+        sums: list[int] = []
+        for piece in pieces:
+            if check is not None:
+                check()
+            sums.append(zlib.crc32(piece))
     else:
         with ThreadPoolExecutor(threads) as pool:
             sums = list(pool.map(zlib.crc32, pieces, chunksize=4))

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,11 +24,12 @@ from safetensors.torch import save_file
 
 from corrente.config import Disk
 from corrente.errors import SyncError
-from corrente.sync import delta, digest, pack
-from corrente.sync.base import OnDisk, Order
-from corrente.sync.inbox import Delivery
-from corrente.sync.layout import Layout
-from corrente.sync.outbox import Packed
+from corrente.sync import delta, digest
+from corrente.sync.base import OfferRequest
+from corrente.sync.offers import DiskOffer
+from corrente.sync.receiver import ReceiveTarget
+from corrente.sync.sender import PackedVersion, SenderSetup
+from corrente.sync.weight_slots import slab_views
 
 WEIGHTS, COMMIT, LOCK = "weights.safetensors", "commit.json", ".lock"
 STAGED = ".staged-"
@@ -45,15 +47,15 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     nbytes: int
 
 
-class DiskOutlet:
+class DiskSender:
     """The learner's half. SyncError when another run holds the folder."""
 
     device = "cpu"
 
-    def __init__(self, section: Disk, *, layout: Layout, folder: Path) -> None:
-        self._section, self._layout = section, layout
-        self._folder = Path(section.path).absolute() if section.path else folder
-        self._written: list[OnDisk] = []
+    def __init__(self, section: Disk, setup: SenderSetup) -> None:
+        self._section, self._layout = section, setup.layout
+        self._folder = Path(section.path).absolute() if section.path else setup.folder
+        self._written: list[DiskOffer] = []
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self._folder)
@@ -62,47 +64,55 @@ class DiskOutlet:
         for left in [entry for entry in self._folder.iterdir() if _VERSION.fullmatch(entry.name)]:
             shutil.rmtree(left)
 
-    def offer(self, order: Order, new: Packed, base: Packed | None) -> OnDisk:
-        found = next((o for o in self._written if (o.version, o.base) == (order.version, None)), None)
-        if found is None or order.version != order.live:
-            found = self._write(order, new, base)
+    def offer(
+        self, request: OfferRequest, new: PackedVersion, base: PackedVersion | None, *, check: Callable[[], None]
+    ) -> DiskOffer:
+        """Write the version; the live one, for a late engine, is written whole once and offered again as it is."""
+        found = next((o for o in self._written if (o.version, o.base) == (request.version, None)), None)
+        if found is None or request.version != request.live:
+            found = self._write(request, new, base, check)
             self._written.append(found)
-            self._prune(order.live)
-        return msgspec.structs.replace(found, slot=order.slot)
+            self._prune(request.live)
+        return msgspec.structs.replace(found, slot=request.slot)
 
-    def quiet(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         return
 
     def close(self) -> None:
         os.close(self._lock)
 
-    def _write(self, order: Order, new: Packed, base: Packed | None) -> OnDisk:
-        name = f"v{order.version:08d}-{secrets.token_hex(4)}"
+    def _write(
+        self, request: OfferRequest, new: PackedVersion, base: PackedVersion | None, check: Callable[[], None]
+    ) -> DiskOffer:
+        name = f"v{request.version:08d}-{secrets.token_hex(4)}"
         staged, final = self._folder / f"{STAGED}{name}", self._folder / name
-        tensors = pack.views(self._layout, new.bytes)
+        tensors = dict(slab_views(self._layout, new.bytes))
         if base is not None:
-            tensors = delta.encode(self._layout, base.bytes, new.bytes)
+            tensors = delta.encode(self._layout, base.bytes, new.bytes, check=check)
         try:
             staged.mkdir()
             save_file(tensors, staged / WEIGHTS)
             commit = Commit(
-                version=order.version,
+                version=request.version,
                 base=base.version if base else None,
-                digest=digest.of(self._layout, new.bytes),
+                digest=digest.of(self._layout, new.bytes, threads=1, check=check),
                 nbytes=(staged / WEIGHTS).stat().st_size,
             )
             _flush(staged / WEIGHTS)
+            check()
             (staged / COMMIT).write_bytes(msgspec.json.encode(commit))
             _flush(staged / COMMIT)
             _flush(staged)
             staged.rename(final)
             _flush(self._folder)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(staged, ignore_errors=True)
-            raise SyncError(f"version {order.version} could not be written to {self._folder}: {error}") from error
-        return OnDisk(
-            version=order.version,
-            slot=order.slot,
+            if isinstance(error, OSError):
+                raise SyncError(f"version {request.version} could not be written to {self._folder}: {error}") from error
+            raise
+        return DiskOffer(
+            version=request.version,
+            slot=request.slot,
             nbytes=commit.nbytes,
             base=commit.base,
             path=str(final),
@@ -117,51 +127,51 @@ class DiskOutlet:
             shutil.rmtree(offer.path, ignore_errors=True)
 
 
-class DiskFetcher:
+class DiskReceiver:
     """The engine's half."""
 
     on_host = True
 
-    def fetch(self, offer: OnDisk, delivery: Delivery) -> None:
+    def fetch(self, offer: DiskOffer, into: ReceiveTarget) -> None:
         commit = _read_commit(Path(offer.path))
         if (commit.version, commit.base) != (offer.version, offer.base):
             raise SyncError(f"{offer.path} holds version {commit.version} on base {commit.base}, not what was offered")
         weights = Path(offer.path) / WEIGHTS
         if weights.stat().st_size != commit.nbytes:
             raise SyncError(f"{weights} has {weights.stat().st_size} bytes; {commit.nbytes} were written")
-        if delivery.base is not None:
-            changes = _tensors(weights, delivery)
-            delta.apply(delivery.layout, changes, delivery.base, delivery.target)
+        if into.base is not None:
+            changes = _tensors(weights, into)
+            delta.apply(into.layout, changes, into.base, into.target)
         else:
-            _read(weights, delivery)
-        delivery.remaining_s()
-        if digest.of(delivery.layout, delivery.target) != commit.digest:
+            _read(weights, into)
+        into.remaining_s()
+        if digest.of(into.layout, into.target) != commit.digest:
             raise SyncError(f"{offer.path} is not what the learner wrote: the checksum is another")
 
     def close(self) -> None:
         return
 
 
-def _read(weights: Path, delivery: Delivery) -> None:
+def _read(weights: Path, into: ReceiveTarget) -> None:
     """Every tensor of the layout, straight into its place."""
     with safe_open(weights, framework="pt") as file:
-        views = pack.views(delivery.layout, delivery.target)
+        views = slab_views(into.layout, into.target)
         if set(file.keys()) != set(views):
             odd = sorted(set(file.keys()) ^ set(views))
             raise SyncError(f"{weights} is of another model: {odd[0]!r} is in one of the two only")
         for name, view in views.items():
-            delivery.remaining_s()
+            into.remaining_s()
             tensor = file.get_tensor(name)
             if tensor.shape != view.shape or tensor.dtype != view.dtype:
                 raise SyncError(f"{weights} has {name!r} as {tensor.dtype} {tuple(tensor.shape)}; the engine has not")
             view.copy_(tensor)
 
 
-def _tensors(weights: Path, delivery: Delivery) -> dict[str, torch.Tensor]:
+def _tensors(weights: Path, into: ReceiveTarget) -> dict[str, torch.Tensor]:
     with safe_open(weights, framework="pt") as file:
         found: dict[str, torch.Tensor] = {}
         for name in file.keys():  # noqa: SIM118 (a file is no mapping)
-            delivery.remaining_s()
+            into.remaining_s()
             found[name] = file.get_tensor(name)
         return found
 

@@ -1,7 +1,7 @@
 """The learner's half of ``http``: a server in a thread of the learner's process.
 
 It listens on loopback unless told otherwise, answers only who shows the token of this run, and streams a version from the slot it
-was packed into. When that slot is to be written again, whoever still reads it is cut off. Needs ``corrente[http]``.
+was exported to. When that slot is to be written again, whoever still reads it is cut off. Needs ``corrente[http]``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import hmac
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 
 import uvicorn
 from safetensors.torch import save
@@ -23,15 +22,15 @@ from starlette.routing import Route
 from corrente.config import Http
 from corrente.errors import SyncError
 from corrente.sync import delta, digest
-from corrente.sync.base import Order, OverHttp
-from corrente.sync.layout import Layout
-from corrente.sync.outbox import Packed
+from corrente.sync.base import OfferRequest
+from corrente.sync.offers import HttpOffer
+from corrente.sync.sender import PackedVersion, SenderSetup
 
 CHUNK_BYTES = 1 << 20
 STOP_S = 5.0
 
 
-class _Parcel:
+class _Served:
     """Bytes on offer, for as long as they stay what they are."""
 
     def __init__(self, slot: int, body: memoryview) -> None:
@@ -49,15 +48,17 @@ class _Parcel:
             self._withdrawn = True
 
 
-class HttpOutlet:
+class HttpSender:
     """The learner's half. SyncError when the port is not to be had."""
 
     device = "cpu"
 
-    def __init__(self, section: Http, *, layout: Layout, folder: Path) -> None:
-        self._section, self._layout = section, layout
+    def __init__(self, section: Http, setup: SenderSetup) -> None:
+        self._section, self._layout = section, setup.layout
         self._token = secrets.token_urlsafe(32)
-        self._parcels: dict[str, _Parcel] = {}
+        self._served: dict[str, _Served] = {}
+        self._lock = threading.Lock()
+        """Guards what is served: the server looks names up while one thread adds to them and another takes them away."""
         self._digests: dict[int, str] = {}
         try:
             self._socket = socket.create_server((section.host, section.port))
@@ -73,19 +74,22 @@ class HttpOutlet:
         )
         self._thread.start()
 
-    def offer(self, order: Order, new: Packed, base: Packed | None) -> OverHttp:
+    def offer(
+        self, request: OfferRequest, new: PackedVersion, base: PackedVersion | None, *, check: Callable[[], None]
+    ) -> HttpOffer:
         body = new.bytes.numpy().data
         if base is not None:
-            body = memoryview(save(delta.encode(self._layout, base.bytes, new.bytes)))
-        if new.version != order.live or new.version not in self._digests:
-            self._digests = {v: d for v, d in self._digests.items() if v == order.live}
-            self._digests[new.version] = digest.of(self._layout, new.bytes)
+            body = memoryview(save(delta.encode(self._layout, base.bytes, new.bytes, check=check)))
+        if new.version != request.live or new.version not in self._digests:
+            self._digests = {v: d for v, d in self._digests.items() if v == request.live}
+            self._digests[new.version] = digest.of(self._layout, new.bytes, threads=1, check=check)
         name = secrets.token_hex(8)
-        self._parcels[name] = _Parcel(new.slot, body)
+        with self._lock:
+            self._served[name] = _Served(new.slot, body)
         host, port = self._socket.getsockname()[:2]
-        return OverHttp(
-            version=order.version,
-            slot=order.slot,
+        return HttpOffer(
+            version=request.version,
+            slot=request.slot,
             nbytes=body.nbytes,
             base=base.version if base else None,
             url=f"http://[{host}]:{port}/weights/{name}" if ":" in host else f"http://{host}:{port}/weights/{name}",
@@ -94,16 +98,17 @@ class HttpOutlet:
             deadline_s=self._section.deadline_s,
         )
 
-    def quiet(self, slot: int) -> None:
-        for name, parcel in list(self._parcels.items()):
-            if parcel.slot == slot:
-                parcel.withdraw()
-                del self._parcels[name]
+    def release(self, slot: int) -> None:
+        with self._lock:
+            gone = [name for name, served in self._served.items() if served.slot == slot]
+            for name in gone:
+                self._served.pop(name).withdraw()
 
     def close(self) -> None:
         """Stop serving; the port is free when this returns."""
-        for parcel in self._parcels.values():
-            parcel.withdraw()
+        with self._lock:
+            for served in self._served.values():
+                served.withdraw()
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(STOP_S)
         self._socket.close()
@@ -113,17 +118,17 @@ class HttpOutlet:
         shown = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
             return Response("a token of this run is needed", status_code=401)
-        parcel = self._parcels.get(request.path_params["name"])
-        if parcel is None:
+        served = self._served.get(request.path_params["name"])
+        if served is None:
             return Response("no such version, or no longer", status_code=404)
-        headers = {"content-length": str(parcel.body.nbytes)}
-        return StreamingResponse(_stream(parcel), media_type="application/octet-stream", headers=headers)
+        headers = {"content-length": str(served.body.nbytes)}
+        return StreamingResponse(_stream(served), media_type="application/octet-stream", headers=headers)
 
 
-async def _stream(parcel: _Parcel) -> AsyncIterator[bytes]:
+async def _stream(served: _Served) -> AsyncIterator[bytes]:
     at = 0
-    while at < parcel.body.nbytes:
-        chunk = parcel.chunk(at)
+    while at < served.body.nbytes:
+        chunk = served.chunk(at)
         if not chunk:
             raise SyncError("withdrawn: the learner writes the next version")
         yield chunk

@@ -1,12 +1,13 @@
-"""The policy of some versions ago, kept at hand while the run goes on: who keeps which version where, and how versions get there.
+"""The policy of some versions ago, kept at hand while the run goes on: which versions are kept where, and how they get there.
 
-    VersionRing      which of its slots a follower fills next, and which version it uses: ``lag`` behind the newest that it has
-    LaggedSync   a Sync around another: each version that goes live is also brought to a follower, beside the pipeline
+    VersionRing      says which slot a follower fills next, and which version it uses: ``lag`` behind the newest that it has
+    LaggedSync       is a Sync around another: each version that goes live is also brought to a follower, beside the pipeline
+    LaggedReceiver   is the follower's memory (lagged_receiver.py)
 
 A follower is a Receiver with lag + 2 slots of its own: lag + 1 versions that it has, and room for the next. It fetches while it
-serves, and takes up another version between two calls. The pipeline waits for it in one case alone: when it has not fetched a
-version by the time the next one is to be staged, for the learner would overwrite it. A version that could not be brought is
-skipped with a warning: the follower then uses an older one, and says so.
+serves, and changes to another version between two calls. The next delivery waits for it when it has not fetched the live version
+by then: once that delivery was flipped to, the learner may overwrite what the follower still reads. The learner itself does not
+wait. A version that could not be brought is skipped with a warning: the follower then uses an older one, and says so.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from corrente.errors import SyncError
 from corrente.sync.base import Flip, Receiver, Sync, Update
 
 TRIES = 3
-"""Of bringing one version to a follower."""
+"""Attempts at bringing one version to a follower."""
 
 
 class VersionRing:
-    """lag + 2 slots. ``spare``: the one to be filled next; ``put`` says which version is whole there, and returns the version to
-    be used from now on, as an Update of its slot."""
+    """The order of lag + 2 slots. ``spare`` is the one to be filled next; ``put`` says which version is whole there, and returns
+    the version to be used from now on, as an Update of its slot."""
 
     def __init__(self, lag: int) -> None:
         if lag < 1:
@@ -88,12 +89,16 @@ class LaggedSync:
         self._missed += 1
         self._tell("warning", failure)
 
-    async def stage(self, version: int) -> Update:
-        """See Sync.stage. Waits until the follower has the live version, or was found unable to get it."""
+    async def export(self, version: int) -> None:
+        """See Sync.export."""
+        await self._inner.export(version)
+
+    async def deliver(self, version: int) -> Update:
+        """See Sync.deliver. Waits until the follower has the live version, or was found unable to get it."""
         began = anyio.current_time()
         await self._bell.until(lambda: self._settled >= self._live)
         self._waited_s = anyio.current_time() - began
-        return await self._inner.stage(version)
+        return await self._inner.deliver(version)
 
     async def flip(self, update: Update, mode: ApplyMode) -> Flip:
         """See Sync.flip. The first returns when the follower has that version too, or was found unable to get it: before that it
@@ -111,7 +116,7 @@ class LaggedSync:
         await self._inner.catch_up(receiver)
 
     def stats(self) -> Metrics:
-        """Those of the sync within; versions that the follower missed, and seconds that the last stage waited for it."""
+        """The numbers of the sync within; versions that the follower missed, and seconds that the last delivery waited for it."""
         return {
             **self._inner.stats(),
             "publish/follower_missed": float(self._missed),

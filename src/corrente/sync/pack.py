@@ -15,34 +15,29 @@ import torch
 
 from corrente.errors import SyncError
 from corrente.sync.layout import Layout, Slab
+from corrente.sync.weight_slots import slab_views
 
 Move = tuple[int, int, int]
-"""Where to, where from (addresses), and how many bytes."""
+"""Target address, source address, and the number of bytes."""
 
 PIECE_BYTES = 4 << 20
 """Moves are cut into pieces of this size, so that threads finish together."""
-
-
-def views(layout: Layout, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Typed views of a uint8 buffer by slab name, in the slab's shape. Nothing is copied."""
-    if buffer.nbytes < layout.nbytes:
-        raise SyncError(f"the layout needs {layout.nbytes} bytes, the buffer has {buffer.nbytes}")
-    return {
-        slab.name: buffer[slab.offset : slab.offset + slab.nbytes].view(getattr(torch, slab.dtype)).view(slab.shape)
-        for slab in layout.slabs
-    }
 
 
 @torch.no_grad()
 def write(layout: Layout, params: Mapping[str, torch.Tensor], buffer: torch.Tensor) -> None:
     """Write every slab of ``layout`` from its sources in ``params``, casting to the slab's dtype.
 
-    SyncError when a source is missing or does not fit; the buffer is then half written and must not be flipped to.
+    Returns when the bytes are there, for any thread and any stream to read. SyncError when a source is missing or does not fit;
+    the buffer is then half written and must not be flipped to.
     """
     moves: list[Move] = []
-    for slab, target in zip(layout.slabs, views(layout, buffer).values(), strict=True):
+    for slab, target in zip(layout.slabs, slab_views(layout, buffer).values(), strict=True):
         moves += _fill(slab, target.t() if slab.transpose else target, params)
     _move(moves, threads=torch.get_num_threads())
+    if buffer.device.type == "cuda":
+        # The learner's next step is queued on this stream; whoever delivers reads on another one, which does not wait for it.
+        torch.cuda.current_stream(buffer.device).synchronize()
 
 
 def _fill(slab: Slab, target: torch.Tensor, params: Mapping[str, torch.Tensor]) -> list[Move]:
@@ -66,7 +61,7 @@ def _fill(slab: Slab, target: torch.Tensor, params: Mapping[str, torch.Tensor]) 
 
 
 def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether ``target.copy_(source)`` is one move of bytes within this host."""
+    """True where ``target.copy_(source)`` is one move of bytes within this host."""
     on_host = target.device.type == source.device.type == "cpu"
     return on_host and target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous()
 

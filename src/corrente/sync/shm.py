@@ -7,37 +7,40 @@ memory: an engine on a GPU copies from there into slots of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from corrente.errors import SyncError
-from corrente.sync.base import InPlace, Order
-from corrente.sync.inbox import Delivery
-from corrente.sync.layout import Layout
-from corrente.sync.memory import map_path
-from corrente.sync.outbox import Packed
+from corrente.sync.base import OfferRequest
+from corrente.sync.offers import SharedOffer
+from corrente.sync.receiver import ReceiveTarget
+from corrente.sync.sender import PackedVersion, SenderSetup
+from corrente.sync.weight_slots import map_slots
 
 
-class Shared:
-    """The learner's half: what was packed is where the engines look. ``path``: where others can open the memory."""
+class SharedSender:
+    """The learner's half: what was exported is where the engines look. There is nothing to move."""
 
     device = "cpu"
 
-    def __init__(self, *, path: str = "") -> None:
-        self._path = path
+    def __init__(self, section: Any, setup: SenderSetup) -> None:
+        self._path = setup.path
 
-    def offer(self, order: Order, new: Packed, base: Packed | None) -> InPlace:
-        return InPlace(version=order.version, slot=order.slot, nbytes=new.bytes.nbytes, path=self._path)
+    def offer(
+        self, request: OfferRequest, new: PackedVersion, base: PackedVersion | None, *, check: Callable[[], None]
+    ) -> SharedOffer:
+        return SharedOffer(version=request.version, slot=new.slot, nbytes=new.bytes.nbytes, path=self._path)
 
-    def quiet(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         return
 
     def close(self) -> None:
         return
 
 
-class Copy:
+class SharedReceiver:
     """The engine's half where it has slots of its own: copy from the memory that the offer names, mapped once."""
 
     on_host = False
@@ -45,17 +48,12 @@ class Copy:
     def __init__(self) -> None:
         self._mapped: tuple[str, Sequence[torch.Tensor]] = ("", ())
 
-    def fetch(self, offer: InPlace, delivery: Delivery) -> None:
+    def fetch(self, offer: SharedOffer, into: ReceiveTarget) -> None:
         if not offer.path:
             raise SyncError(f"version {offer.version} lies in memory that no other process can open")
         if self._mapped[0] != offer.path:
-            self._mapped = (offer.path, map_slots(offer.path, delivery.layout))
-        delivery.target.copy_(self._mapped[1][offer.slot])
+            self._mapped = (offer.path, map_slots(into.layout, path=offer.path))
+        into.target.copy_(self._mapped[1][offer.slot])
 
     def close(self) -> None:
         self._mapped = ("", ())
-
-
-def map_slots(path: str, layout: Layout) -> Sequence[torch.Tensor]:
-    """The two slots of the run whose memory is at ``path``, as uint8 tensors that share it. SyncError when it is not there."""
-    return [torch.frombuffer(slot, dtype=torch.uint8) for slot in map_path(path, layout.nbytes)]

@@ -16,8 +16,7 @@ import base64
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,15 +24,17 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from corrente import config as c
 from corrente.errors import SyncError
-from corrente.sync.base import Order, VllmNcclOffer
+from corrente.sync.base import OfferRequest
 from corrente.sync.collective import meeting_place
 from corrente.sync.layout import Layout
-from corrente.sync.outbox import Packed
-from corrente.sync.pack import views
+from corrente.sync.offers import VllmNcclOffer
+from corrente.sync.sender import PackedVersion, SenderSetup
+from corrente.sync.streams import own_stream
+from corrente.sync.weight_slots import slab_views
 
 ARRIVED, RANKS, READY = "arrived", "ranks", "ready"
 """Servers that came, the ranks they take, and, by version, how many are about to receive."""
-IN_THE_AIR = 2
+IN_FLIGHT = 2
 """vLLM's packed_num_buffers: both sides must have the same."""
 POLL_S = 0.001
 UNIQUE_ID_BYTES = 128
@@ -111,51 +112,59 @@ def buckets(sizes: Sequence[int], limit: int) -> Iterator[slice]:
         yield slice(start, len(sizes))
 
 
-class VllmNcclOutlet:
+class VllmNcclSender:
     """The learner's half of the transport; the other half is vLLM's, and engine/vllm/builtin.py asks for it."""
 
     device = "cuda"
 
-    def __init__(self, section: c.VllmNccl, *, layout: Layout, folder: Path) -> None:
-        self._section, self._layout = section, layout
+    def __init__(self, section: c.VllmNccl, setup: SenderSetup) -> None:
+        self._section, self._layout = section, setup.layout
         self._nccl = Nccl()
         self._store, self._port = meeting_place(section.host, deadline_s=section.deadline_s)
         self._group: _Group | None = None
         self._generation = 0
         self._offered: int | None = None
         self._pending: list[_Sending] = []
+        self._lock = threading.Lock()
+        """Guards what is pending: an offer adds to it, and the learner's thread takes from it."""
 
-    def offer(self, order: Order, new: Packed, base: Packed | None) -> VllmNcclOffer:
-        together = self._offered is not None and self._offered == order.live
-        caught_up = order.version == order.live
+    def offer(
+        self, request: OfferRequest, new: PackedVersion, base: PackedVersion | None, *, check: Callable[[], None]
+    ) -> VllmNcclOffer:
+        together = self._offered is not None and self._offered == request.live
+        caught_up = request.version == request.live
         group = self._group
-        if group is None or group.broken or caught_up or not together or group.members != order.members:
+        if group is None or group.broken or caught_up or not together or group.members != request.members:
             self._generation += 1
-            group = _Group(self._nccl, self._generation, order.members)
+            group = _Group(self._nccl, self._generation, request.members)
         self._group = None if caught_up else group
-        self._offered = None if caught_up else order.version
+        self._offered = None if caught_up else request.version
         offer = VllmNcclOffer(
-            version=order.version,
-            slot=order.slot,
+            version=request.version,
+            slot=request.slot,
             nbytes=new.bytes.nbytes,
             host=self._section.host,
             port=self._port,
-            members=order.members,
+            members=request.members,
             generation=group.generation,
             unique_id=base64.b64encode(group.unique_id).decode(),
             bucket_bytes=self._section.bucket_mb << 20,
             deadline_s=self._section.deadline_s,
         )
-        self._pending.append(_Sending(offer, new, self._layout, self._store, group))
+        with self._lock:
+            self._pending.append(_Sending(offer, new, self._layout, self._store, group))
         return offer
 
-    def quiet(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """See SenderTransport. What went wrong with an earlier version, which servers could only wait for, is told here, once."""
-        for sending in self._pending:
+        with self._lock:
+            pending = list(self._pending)
+        for sending in pending:
             if sending.slot == slot:
                 sending.end()
-        failures = [sending.failure for sending in self._pending if sending.failure]
-        self._pending = [sending for sending in self._pending if sending.alive]
+        failures = [sending.failure for sending in pending if sending.failure]
+        with self._lock:
+            self._pending = [sending for sending in self._pending if sending.alive]
         if failures:
             raise SyncError(failures[0])
 
@@ -182,7 +191,9 @@ class _Group:
 class _Sending:
     """One version on its way to one group, in a thread: it meets, waits until all are ready, and sends."""
 
-    def __init__(self, offer: VllmNcclOffer, new: Packed, layout: Layout, store: TCPStore, group: _Group) -> None:
+    def __init__(
+        self, offer: VllmNcclOffer, new: PackedVersion, layout: Layout, store: TCPStore, group: _Group
+    ) -> None:
         self.slot = new.slot
         self._offer, self._new, self._layout, self._group = offer, new, layout, group
         self._place = PrefixStore(f"generation {offer.generation}", store)
@@ -205,17 +216,20 @@ class _Sending:
 
     def _run(self) -> None:
         try:
-            torch.cuda.set_device(self._new.bytes.device)
-            if self._group.communicator is None:
-                self._meet()
-            self._until = float("inf")  # staged; when it is flipped to is the controller's to say
-            self._wait_for(f"{READY} {self._offer.version}")
-            with self._turn:
-                self._check()
-            self._send()
+            with own_stream(self._new.bytes):
+                self._serve()
         except (SyncError, RuntimeError) as error:
             self.failure = "" if self._given_up.is_set() else f"version {self._offer.version} was not sent: {error}"
             self._group.leave()
+
+    def _serve(self) -> None:
+        if self._group.communicator is None:
+            self._meet()
+        self._until = float("inf")  # delivered; the controller decides when it is flipped to
+        self._wait_for(f"{READY} {self._offer.version}")
+        with self._turn:
+            self._check()
+        self._send()
 
     def _meet(self) -> None:
         self._wait_for(ARRIVED)
@@ -233,16 +247,16 @@ class _Sending:
             raise SyncError("given up")
 
     def _send(self) -> None:
-        tensors = [view.reshape(-1).view(torch.uint8) for view in views(self._layout, self._new.bytes).values()]
-        streams = [torch.cuda.Stream() for _ in range(IN_THE_AIR)]
-        in_the_air: list[torch.Tensor | None] = [None] * IN_THE_AIR
+        tensors = [view.reshape(-1).view(torch.uint8) for view in slab_views(self._layout, self._new.bytes).values()]
+        streams = [torch.cuda.Stream() for _ in range(IN_FLIGHT)]
+        in_flight: list[torch.Tensor | None] = [None] * IN_FLIGHT
         communicator = self._group.communicator
         assert communicator is not None
         for at, part in enumerate(buckets([tensor.numel() for tensor in tensors], self._offer.bucket_bytes)):
-            stream = streams[at % IN_THE_AIR]
+            stream = streams[at % IN_FLIGHT]
             stream.synchronize()
             with torch.cuda.stream(stream):
-                in_the_air[at % IN_THE_AIR] = packed = torch.cat(tensors[part])
+                in_flight[at % IN_FLIGHT] = packed = torch.cat(tensors[part])
                 self._group.nccl.broadcast(packed, communicator, stream)
         for stream in streams:
             stream.synchronize()

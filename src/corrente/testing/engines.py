@@ -13,7 +13,8 @@ import numpy as np
 from corrente.data.types import ApplyMode, Completion, Request, Sampling, Tokens
 from corrente.engine.base import Engine
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import InPlace, Receiver, Update
+from corrente.sync.base import Receiver, Update
+from corrente.sync.offers import SharedOffer
 from corrente.testing.expect import Pending, expect, expect_raises, pending
 
 
@@ -81,7 +82,7 @@ async def stage_in_place(
         await engine.reserve(slot)
     if write is not None:
         write(slot)
-    await engine.receive(InPlace(version=version, slot=slot, nbytes=nbytes))
+    await engine.receive(SharedOffer(version=version, slot=slot, nbytes=nbytes))
     return Update(version=version, slot=slot, nbytes=nbytes)
 
 

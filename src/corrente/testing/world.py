@@ -6,6 +6,7 @@ checkpoints. ``World`` says how long things take and what goes wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,10 @@ from corrente.sim.parts import (
     VirtualLearner,
     VirtualPrompts,
     VirtualScorer,
-    VirtualSync,
 )
 from corrente.sim.pool import VirtualPool
 from corrente.sim.speed import Speed
+from corrente.sim.sync import VirtualSync
 from corrente.testing.clock import run_virtual
 
 Inflight = c.Swap | c.Recompute | c.Resume | c.Drain | c.Barrier | c.Cancel | c.OldWeights
@@ -57,7 +58,8 @@ LANDINGS: tuple[Inflight, ...] = (
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Durations, sizes and faults of the virtual parts. ``rows`` 0: prompts without end; else that many, ``epochs`` times."""
+    """Durations, sizes and faults of the virtual parts. ``rows`` 0: prompts without end; else that many, ``epochs`` times.
+    ``shared``, ``sync_deadline_s``: see VirtualSync."""
 
     lengths: Lengths = Fixed(20)
     speed: Speed = Speed(step_s=0.1, per_sequence_s=0.0)
@@ -69,7 +71,10 @@ class World(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     reward: Reward | None = lambda episode, prompt: float(episode.index % 2)
     reward_deadline_s: float = 30.0
     step_s: Distribution = Fixed(1.0)
-    stage_s: Distribution = Fixed(0.1)
+    export_s: Distribution = Fixed(0.0)
+    deliver_s: Distribution = Fixed(0.1)
+    shared: bool = False
+    sync_deadline_s: float = math.inf
     rows: int = 0
     epochs: int = 1
     eval_rows: int = 0
@@ -180,7 +185,15 @@ def build(
     ]
     engine = VirtualPool(engines) if len(engines) > 1 else engines[0]
     learner = VirtualLearner(step_s=world.step_s, seed=seed, chaos=chaos)
-    sync = VirtualSync(engine, stage_s=world.stage_s, seed=seed, chaos=chaos)
+    sync = VirtualSync(
+        engine,
+        export_s=world.export_s,
+        deliver_s=world.deliver_s,
+        shared=world.shared,
+        deadline_s=world.sync_deadline_s,
+        seed=seed,
+        chaos=chaos,
+    )
     prompts = VirtualPrompts(rows=world.rows or 1 << 20, epochs=world.epochs if world.rows else 0, chaos=chaos)
     env = VirtualEnv(sampling=config.sampling, turns=world.turns, tool_s=world.tool_s, seed=seed, chaos=chaos)
     algorithm, sink, checkpoints = VirtualAlgorithm(), RecordingSink(chaos=chaos), MemoryCheckpoints(chaos=chaos)

@@ -3,9 +3,8 @@
 A step first admits waiting requests (one prefill for all of them, shared prefixes computed once), then samples one token for
 every live sequence, then retires those that are over; their rows are reused at once. Weights change only between two steps,
 by pointing the model at the other of two buffers: nothing is copied. Sequences may finish under the weights they began with
-(mode "snapshot"): a step then computes for the rows of each version in turn (rows.py).
-
-What it does not do: paging, preemption, speculative decoding. Admission is by order of arrival.
+(mode "snapshot"): a step then computes for the rows of each version in turn (rows.py). With one buffer the engine pauses while
+it is written. What it does not do: paging, preemption, speculative decoding. Admission is by order of arrival.
 """
 
 from __future__ import annotations
@@ -83,7 +82,8 @@ class EmbeddedCore:
         self._end_ids = models.end_ids(model, config)
         self._decode = load_decoder(model, trust_remote_code=trust_remote_code)
         self._cache = KVCache(max_rows=max_sequences, max_slots=self._context)
-        self._buffers: Buffers | None = None
+        self._buffers = Buffers(Layout(()))
+        self._paused = False
         self._newest: EmbeddedWeights | None = None
         self._bound: EmbeddedWeights | None = None
         self._waiting: deque[LiveSequence] = deque()
@@ -96,8 +96,8 @@ class EmbeddedCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do: no request waits or runs, and no outcome waits to be fetched by ``step``."""
-        return not (len(self._rows) or self._waiting or self._done)
+        """Nothing to do: no request waits or runs, or none may while paused, and no outcome waits to be fetched by ``step``."""
+        return not (self._done or ((len(self._rows) or self._waiting) and not self._paused))
 
     @property
     def model(self) -> models.ModelPath:
@@ -132,8 +132,17 @@ class EmbeddedCore:
         return self._model.layout()
 
     def attach(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Take two uint8 buffers of ``layout().nbytes`` each, which somebody else fills."""
+        """Take one or two uint8 buffers of ``layout().nbytes`` each, which somebody else fills."""
         self._buffers = Buffers(self.layout(), buffers)
+
+    @property
+    def slots(self) -> int:
+        """Weight buffers that were attached."""
+        return len(self._buffers)
+
+    def pause(self) -> None:
+        """Sample nothing until the next ``apply``: the only buffer is about to be written to. Live sequences stay as they are."""
+        self._paused = True
 
     @property
     def held(self) -> Update | None:
@@ -148,11 +157,13 @@ class EmbeddedCore:
         """Sample from ``update`` from now on; what that means for live sequences: sync.base.ApplyMode.
 
         SyncError when there is no such buffer, when sequences sample from another version in it, or when rebuilding keys and
-        values fails; the old weights are then in use as before.
+        values fails; the old weights are then in use as before. A paused engine goes on; after an error it stays paused.
         """
-        tensors, before = self._views(update.slot), self._newest
+        tensors, before = self._buffers[update.slot], None if self._paused else self._newest
+        if self._paused and mode == "snapshot":
+            raise SyncError('mode "snapshot" keeps the old weights for live sequences, and they were overwritten')
         for used in (segment.weights for segment in self._rows.segments):
-            if used.slot == update.slot and used.version != update.version:
+            if used.slot == update.slot and used.version != update.version and not self._paused:
                 raise SyncError(
                     f"version {update.version} is said to be in buffer {update.slot}, which sequences under version "
                     f"{used.version} sample from: it should have been reserved"
@@ -163,7 +174,7 @@ class EmbeddedCore:
             self._rebuild(before)
         if mode != "snapshot":
             self._rows.move_to(weights, rebuilt=mode == "recompute")
-        self._newest, self._rules = weights, []
+        self._newest, self._rules, self._paused = weights, [], False
 
     def _rebuild(self, before: EmbeddedWeights | None) -> None:
         """Compute the keys and values of all live sequences with the bound weights."""
@@ -174,15 +185,11 @@ class EmbeddedCore:
                     assert live.routes is not None
                     live.routes.reread(experts)
         except RuntimeError as error:
-            if before is not None:
+            if before:
                 self._use(before)
-            raise SyncError(f"keys and values could not be rebuilt, the old weights stay: {error}") from error
+            stays = ", the old weights stay" if before else ""
+            raise SyncError(f"keys and values could not be rebuilt{stays}: {error}") from error
         self._prefill_tokens += filled.computed
-
-    def _views(self, slot: int) -> Mapping[str, torch.Tensor]:
-        if self._buffers is None or not 0 <= slot < len(self._buffers):
-            raise SyncError(f"buffer {slot} is none that the engine was given")
-        return self._buffers[slot]
 
     def _use(self, weights: EmbeddedWeights) -> None:
         """Point the model at ``weights``, if it is not there already."""
@@ -250,9 +257,9 @@ class EmbeddedCore:
     def step(self) -> list[tuple[str, Outcome]]:
         """Admit, decode one token for every live sequence, and return what ended since the last step."""
         with self._working():
-            if self._waiting and len(self._rows) < self._limit:
+            if self._waiting and len(self._rows) < self._limit and not self._paused:
                 self._admit()
-            if len(self._rows):
+            if len(self._rows) and not self._paused:
                 self._advance()
         done, self._done = self._done, []
         return done
@@ -262,6 +269,8 @@ class EmbeddedCore:
         newest weights, which the answer names. Counted in ``busy_s`` alone."""
         if self._newest is None:
             raise GenerationError("score: the engine holds no weights yet")
+        if self._paused:
+            raise GenerationError("score: the engine's weights are being written")
         if len(tokens) > self._context or (len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary):
             raise GenerationError(f"score: at most {self._context} token ids in [0, {self._vocabulary}) are allowed")
         if not 0 <= top <= self._vocabulary:

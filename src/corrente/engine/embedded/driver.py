@@ -18,7 +18,9 @@ from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.engine.embedded.core import EmbeddedCore, Outcome
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import InPlace, Offer, Update
+from corrente.sync.base import Update
+from corrente.sync.kinds import transport_of_offer
+from corrente.sync.offers import Offer
 
 Fetch = Callable[[Offer], Awaitable[None]]
 """Bring what is offered into its slot; see Receiver.receive."""
@@ -36,8 +38,10 @@ class _Call:
 async def nothing_to_fetch(offer: Offer) -> None:
     """Take offers whose bytes are in the slot already."""
     await anyio.lowlevel.checkpoint()
-    if not isinstance(offer, InPlace):
-        raise SyncError(f"version {offer.version} is offered as {type(offer).__name__}; this engine takes InPlace")
+    if not transport_of_offer(offer).shares_memory:
+        raise SyncError(
+            f"version {offer.version} is offered as {type(offer).__name__}; this engine takes what is in its slots already"
+        )
 
 
 class EmbeddedEngine:
@@ -119,12 +123,16 @@ class EmbeddedEngine:
         held = self.core.stats().version
         if offer.base is not None and offer.base != held:
             raise SyncError(f"version {offer.version} changes version {offer.base}, but the engine holds {held}")
-        if not isinstance(offer, InPlace) and self._taken(offer.slot):
+        if not transport_of_offer(offer).shares_memory and self._taken(offer.slot):
             raise SyncError(f"version {offer.version} is offered for slot {offer.slot}, which sequences sample from")
         await self._fetch(offer)
 
     def _taken(self, slot: int) -> bool:
-        """Whether live sequences sample from ``slot``; SyncError when the next request would."""
+        """True while live sequences sample from ``slot``; SyncError when the next request would. An only slot is free at once:
+        the core samples nothing until it is given other weights."""
+        if self.core.slots == 1:
+            self.core.pause()
+            return False
         held = self.core.held
         if held is not None and held.slot == slot:
             raise SyncError(f"slot {slot} holds version {held.version}, the newest: write to the other one")

@@ -1,4 +1,4 @@
-"""The two weight buffers: typed views by slab name, made once, so that a flip is a change of dictionary."""
+"""The weight slots of an engine: typed views by slab name, made once, so that a flip is a change of dictionary."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from corrente.errors import ConfigError
+from corrente.errors import SyncError
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
+from corrente.sync.weight_slots import slab_views
 
 
 class EmbeddedWeights:
@@ -30,27 +31,15 @@ class EmbeddedWeights:
 
 
 class Buffers:
-    """Views of every slab in each buffer; nothing is copied, the buffers must outlive this."""
+    """Views of every slab in each weight slot; nothing is copied, the slots must outlive this. SyncError for one it has not."""
 
-    def __init__(self, layout: Layout, buffers: Sequence[torch.Tensor]) -> None:
-        for at, buffer in enumerate(buffers):
-            if buffer.dtype != torch.uint8 or buffer.ndim != 1 or buffer.nbytes < layout.nbytes:
-                raise ConfigError(
-                    f"weight buffer {at} is {buffer.dtype} of {buffer.nbytes} bytes; "
-                    f"the engine needs {layout.nbytes} bytes of uint8 in one dimension"
-                )
-        self._views = [
-            {
-                slab.name: buffer[slab.offset : slab.offset + slab.nbytes]
-                .view(getattr(torch, slab.dtype))
-                .view(slab.shape)
-                for slab in layout.slabs
-            }
-            for buffer in buffers
-        ]
+    def __init__(self, layout: Layout, slots: Sequence[torch.Tensor] = ()) -> None:
+        self._views = [slab_views(layout, slot) for slot in slots]
 
     def __len__(self) -> int:
         return len(self._views)
 
     def __getitem__(self, slot: int) -> Mapping[str, torch.Tensor]:
+        if not 0 <= slot < len(self._views):
+            raise SyncError(f"buffer {slot} is none that the engine was given")
         return self._views[slot]

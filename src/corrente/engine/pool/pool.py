@@ -27,7 +27,8 @@ from corrente.engine.pool.roster import Member, PoolRequest, Roster
 from corrente.engine.pool.routing import Router
 from corrente.engine.pool.supervisor import CatchUp, ReplicaSupervisor
 from corrente.errors import GenerationError, RolloutError, WorkerDied
-from corrente.sync.base import Offer, Update
+from corrente.sync.base import Update
+from corrente.sync.offers import Offer
 
 MOST_DEATHS = 3
 """Replicas that may die under one request before it is held to be the cause, and fails."""

@@ -19,7 +19,9 @@ from corrente.data.types import ApplyMode
 from corrente.engine.launcher import Tell
 from corrente.engine.pool.roster import Member, Roster
 from corrente.errors import CorrenteError, SyncError, WorkerDied
-from corrente.sync.base import CollectiveOffer, Offer, Update, VllmNcclOffer
+from corrente.sync.base import Update
+from corrente.sync.kinds import transport_of_offer
+from corrente.sync.offers import Offer
 
 ROLLBACK_S = 5.0
 
@@ -73,7 +75,7 @@ class Publication:
         A broadcast is not repeated for one replica; where staging fails, it is left behind.
         """
         offer = self._offer
-        if offer is None or isinstance(offer, CollectiveOffer | VllmNcclOffer) or member in self._participants:
+        if offer is None or transport_of_offer(offer).broadcasts or member in self._participants:
             return
         try:
             async with member.weights_lock:

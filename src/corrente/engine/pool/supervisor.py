@@ -17,7 +17,8 @@ from corrente.engine.launcher import Launcher, Replica, Tell
 from corrente.engine.pool.publication import Publication
 from corrente.engine.pool.roster import Member, Roster
 from corrente.errors import CorrenteError, SyncError, WorkerDied
-from corrente.sync.base import Offer, Receiver, Update
+from corrente.sync.base import Receiver, Update
+from corrente.sync.offers import Offer
 
 CatchUp = Callable[[Receiver], Awaitable[None]]
 

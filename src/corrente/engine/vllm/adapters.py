@@ -28,8 +28,9 @@ from corrente.data.types import ApplyMode, Span
 from corrente.engine.vllm.client import ServerError
 from corrente.engine.vllm.engine import POLL_S, LiveRequest, VllmEngine
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import Offer, Update
+from corrente.sync.base import Update
 from corrente.sync.layout import Layout, Slab, arrange
+from corrente.sync.offers import Offer
 
 DIRECTORY = "corrente.adapters.directory"
 SLOTS = "corrente.engine.vllm.slots"

@@ -15,8 +15,9 @@ from corrente.engine.vllm.client import ServerError
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.engine.vllm.layout import checkpoint_shapes, plain
 from corrente.errors import GenerationError, SyncError
-from corrente.sync.base import Offer, Update, VllmNcclOffer
+from corrente.sync.base import Update
 from corrente.sync.layout import Layout
+from corrente.sync.offers import Offer, VllmNcclOffer
 
 JOIN = "/corrente/join"
 

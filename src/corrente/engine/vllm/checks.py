@@ -8,20 +8,17 @@ from urllib.parse import urlsplit
 
 from corrente.config import (
     Barrier,
-    Collective,
     Drain,
-    Http,
     Inline,
     Lora,
     OldWeights,
     Resume,
     RunConfig,
-    Shm,
     Vllm,
-    VllmNccl,
 )
 from corrente.engine.vllm import environment
 from corrente.errors import ConfigError
+from corrente.sync.kinds import address_of, transport_of
 
 
 def check(config: RunConfig) -> None:
@@ -106,13 +103,15 @@ def _check_url(url: str, config: RunConfig) -> None:
         raise ConfigError(f'engine.urls: {url!r} given; "http://host:port" or "https://host:port" is allowed')
     if _is_here(parts.hostname):
         return
-    if isinstance(config.sync, Shm):
+    transport, address = transport_of(config.sync), address_of(config.sync)
+    if transport.shares_memory:
         raise ConfigError(
-            f'sync.kind = "shm": {url} is another host, without memory of the learner; disk, http or collective is allowed'
+            f'sync.kind = "{transport.kind}": {url} is another host, without memory of the learner; disk, http or '
+            "collective is allowed"
         )
-    if isinstance(config.sync, Http | Collective | VllmNccl) and _is_here(config.sync.host):
+    if address is not None and _is_here(address):
         raise ConfigError(
-            f"sync.host = {config.sync.host!r}: {url} is another host, which finds itself there; give the address of this one "
+            f"sync.host = {address!r}: {url} is another host, which finds itself there; give the address of this one "
             "where it reaches the learner"
         )
 

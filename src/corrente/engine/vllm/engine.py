@@ -34,8 +34,9 @@ from corrente.engine.embedded.stop import Decode, StopStrings, cut, stop_ids
 from corrente.engine.vllm import answers
 from corrente.engine.vllm.client import Client, ServerError
 from corrente.errors import AlignmentError, GenerationError, SyncError
-from corrente.sync.base import Offer, Update
+from corrente.sync.base import Update
 from corrente.sync.layout import Layout
+from corrente.sync.offers import Offer
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"

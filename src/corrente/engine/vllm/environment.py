@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from corrente.config import Lora, RunConfig, Vllm, VllmNccl
+from corrente.config import Lora, RunConfig, Vllm
 from corrente.engine.vllm.answers import EXPERTS_FLAG, MASK_FLAG
 from corrente.errors import ConfigError
 from corrente.models.limits import context
+from corrente.sync.kinds import transport_of
 
 VARIABLE = "CORRENTE_VLLM_PYTHON"
 TOKEN_VARIABLE = "CORRENTE_VLLM_TOKEN"
@@ -113,7 +114,7 @@ def arguments(config: RunConfig, where: VllmEnvironment, *, socket: Path) -> lis
 def _weight_arguments(config: RunConfig) -> tuple[str, ...]:
     if isinstance(config.adapters, Lora):
         return lora_arguments(config.adapters)
-    return BUILT_IN if isinstance(config.sync, VllmNccl) else WEIGHTS
+    return WEIGHTS if transport_of(config.sync).receiver else BUILT_IN
 
 
 def keeps_sets(config: RunConfig) -> bool:

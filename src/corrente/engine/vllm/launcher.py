@@ -23,7 +23,7 @@ import httpx2 as httpx
 
 from corrente.common.spawn import Spawner, Worker, WorkerRole
 from corrente.common.worker_log import LINES, describe_output
-from corrente.config import Lora, RunConfig, Vllm, VllmNccl
+from corrente.config import Lora, RunConfig, Vllm
 from corrente.engine.embedded.stop import Decode, load_decoder
 from corrente.engine.launcher import Replica, SharedWeights, Tell, untold
 from corrente.engine.vllm import environment
@@ -33,6 +33,7 @@ from corrente.engine.vllm.client import Client, ServerError, opened
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.engine.vllm.supervisor import AwaitEnd
 from corrente.errors import ConfigError, GenerationError, PipelineError, WorkerDied
+from corrente.sync.kinds import transport_of
 
 PACKAGE = Path(__file__).parents[2]
 """The folder of corrente, which a server's plugin imports from."""
@@ -138,7 +139,7 @@ class VllmLauncher:
         """``root``: where adapters are put for the server to read."""
         adapters, prefix_cache = self._config.adapters, self._section.prefix_cache
         vocabulary = environment.vocabulary(self._config)
-        if isinstance(self._config.sync, VllmNccl):
+        if not transport_of(self._config.sync).receiver:
             return BuiltinEngine(
                 client,
                 decode=self._decode,

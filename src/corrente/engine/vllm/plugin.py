@@ -32,10 +32,11 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from corrente.engine.vllm.slots import Slots
 from corrente.engine.vllm.weights import VllmWeights
 from corrente.errors import SyncError
-from corrente.sync.base import Offer
+from corrente.sync.offers import Offer
+from corrente.sync.receiver import WeightReceiver
+from corrente.sync.weight_slots import allocate_slots
 
 BACKEND = "corrente"
 NICE = 5
@@ -49,7 +50,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """``receive``: an offer (sync.base.Offer) as plain data. ``install``: the slot to sample from now on, which
+    """``receive``: an offer (sync.offers.Offer) as plain data. ``install``: the slot to sample from now on, which
     holds ``version``."""
 
     receive: dict[str, Any] | None = None
@@ -72,7 +73,9 @@ class CorrenteEngine(WeightTransferEngine):
             dtype=vllm_config.model_config.dtype,
             compiled=vllm_config.compilation_config.mode != CompilationMode.NONE,
         )
-        self._slots = Slots(self.weights.layout, device=device)
+        layout, on_host = self.weights.layout, device.type == "cpu"
+        own = None if on_host else allocate_slots(layout, device=device)
+        self._receiver = WeightReceiver(layout, own, adopt=True)
         self._thread: threading.Thread | None = None
         self._failure = ""
         self._seconds = 0.0
@@ -103,10 +106,10 @@ class CorrenteEngine(WeightTransferEngine):
 
     def stop(self) -> None:
         """Give up the version that is being received; ``status`` says when."""
-        self._slots.stop()
+        self._receiver.stop()
 
     def shutdown(self) -> None:
-        self._slots.stop()
+        self._receiver.stop()
 
     @property
     def _busy(self) -> bool:
@@ -118,7 +121,8 @@ class CorrenteEngine(WeightTransferEngine):
         started = time.perf_counter()
         try:
             self.weights.discard(offer.slot)
-            self.weights.prepare(offer.slot, offer.version, self._slots.receive(offer))
+            self._receiver.receive(offer)
+            self.weights.prepare(offer.slot, offer.version, self._receiver.slots[offer.slot])
         except Exception as error:
             self._failure = str(error) if isinstance(error, SyncError) else f"{type(error).__name__}: {error}"
         self._seconds = time.perf_counter() - started

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from corrente.engine.vllm.layout import Parameter, build, checkpoint_shapes
-from corrente.engine.vllm.slots import views
 from corrente.errors import ConfigError, SyncError
 from corrente.sync.layout import Layout
+from corrente.sync.weight_slots import slab_views
 
 Change = tuple[Any, str, Any]
 """An object, its attribute, and the value that a flip gives it; of every parameter."""
@@ -83,7 +83,7 @@ class VllmWeights:
 
     def prepare(self, slot: int, version: int, buffer: torch.Tensor) -> None:
         """Make what is in ``buffer`` ready to be installed. Long; any thread, while the model runs on the other slot."""
-        tensors = views(self.layout, buffer)
+        tensors = slab_views(self.layout, buffer)
         changes = self._pack(tensors) if self._device.type == "cpu" else self._upload(tensors)
         self._ready[slot] = WeightsReady(version, changes)
 

@@ -1,10 +1,10 @@
-"""Weight buffers in memory that two processes share and no process can leak.
+"""Weight slots in memory that two processes share and no process can leak.
 
 The memory has no name: it is an anonymous file, reached only through a descriptor, which children inherit and other processes of
 the same user find under /proc while its owner keeps it open. It is gone when the last process that holds it ends, however that
-process ends. Its pages are taken when it is reserved, so that a machine
-without room for it says so at the start and not in the middle of a run, and mapped in one go, so that no publish pays for
-page faults. No torch here: a mapping is a plain buffer.
+process ends. Its pages are taken when it is reserved, so that a machine without room for it says so at the start and not in the
+middle of a run, and they are mapped in one go, so that no publish pays for page faults. No torch here: a mapping is a plain
+buffer, and weight_slots.py makes tensors of it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from corrente.errors import PipelineError, SyncError
 
-SLOTS = 2
 _STRIDE = 1 << 21
 
 
@@ -37,10 +37,10 @@ class SharedMemory:
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
         return path if self.fd >= 0 and Path(path).exists() else ""
 
-    def reserve(self, slot_bytes: int) -> None:
-        """Give it room for two slots, all pages taken. PipelineError when the machine has not that much."""
-        size, available = SLOTS * stride(slot_bytes), _available_bytes()
-        refusal = f"two weight buffers of {slot_bytes / 2**20:.0f} MiB do not fit in this machine's memory"
+    def reserve(self, slot_bytes: int, *, count: int = 2) -> None:
+        """Give it room for ``count`` slots, all pages taken. PipelineError when the machine has not that much."""
+        size, available = count * stride(slot_bytes), _available_bytes()
+        refusal = f"{count} weight buffers of {slot_bytes / 2**20:.0f} MiB do not fit in this machine's memory"
         if available is not None and size > available:
             raise PipelineError(f"{refusal}: {available / 2**20:.0f} MiB are available")
         try:
@@ -58,25 +58,25 @@ class SharedMemory:
             self.fd = -1
 
 
-def map_slots(fd: int, slot_bytes: int) -> tuple[memoryview, memoryview]:
-    """Both slots behind an inherited descriptor, mapped and faulted in; writable, shared, of ``slot_bytes`` each."""
+def map_slots(fd: int, slot_bytes: int, *, count: int = 2) -> Sequence[memoryview]:
+    """All slots behind an inherited descriptor, mapped and faulted in; writable, shared, of ``slot_bytes`` each."""
     step = stride(slot_bytes)
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    whole = memoryview(mmap.mmap(fd, SLOTS * step, flags=flags))
-    return whole[:slot_bytes], whole[step : step + slot_bytes]
+    whole = memoryview(mmap.mmap(fd, count * step, flags=flags))
+    return tuple(whole[at * step : at * step + slot_bytes] for at in range(count))
 
 
-def map_path(path: str, slot_bytes: int) -> tuple[memoryview, memoryview]:
-    """Both slots of the memory that ``SharedMemory.path`` names. SyncError when it is gone, or too small."""
+def map_path(path: str, slot_bytes: int, *, count: int = 2) -> Sequence[memoryview]:
+    """All slots of the memory that ``SharedMemory.path`` names. SyncError when it is gone, or too small."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise SyncError(f"the weights at {path} cannot be opened: {error.strerror}; has their run ended?") from error
     try:
         size = os.fstat(fd).st_size
-        if size < SLOTS * stride(slot_bytes):
-            raise SyncError(f"two slots of {slot_bytes} bytes do not fit in the {size} bytes at {path}")
-        return map_slots(fd, slot_bytes)
+        if size < count * stride(slot_bytes):
+            raise SyncError(f"{count} slots of {slot_bytes} bytes do not fit in the {size} bytes at {path}")
+        return map_slots(fd, slot_bytes, count=count)
     finally:
         os.close(fd)
 

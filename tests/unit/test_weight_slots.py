@@ -1,4 +1,4 @@
-"""Shared weight buffers: two slots, seen by every mapping, named by nothing."""
+"""Weight slots: their number, the memory they share, and the tensors that lie in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corrente.errors import PipelineError
-from corrente.sync.memory import SharedMemory, map_slots, stride
+from corrente.sync.shared_memory import SharedMemory, map_slots, stride
 
 
 def test_slots_are_shared_between_mappings_and_apart_from_each_other():
@@ -55,6 +55,6 @@ def test_memory_without_memfd_is_a_file_without_a_name(monkeypatch: pytest.Monke
 
 def test_memory_that_does_not_fit_is_refused_by_size():
     memory = SharedMemory()
-    with pytest.raises(PipelineError, match=r"two weight buffers of \d+ MiB do not fit"):
+    with pytest.raises(PipelineError, match=r"2 weight buffers of \d+ MiB do not fit"):
         memory.reserve(1 << 50)
     memory.close()
