@@ -142,8 +142,8 @@ def serve(role: Role, server: RpcServer, *, name: str) -> NoReturn:
 
 
 def run_worker(name: str, link: socket.socket, *, isolated: bool = False) -> NoReturn:
-    """Build the role that the first call over ``link`` asks for, and serve it until the caller is gone. The main thread of a
-    worker ends here, whoever started it and however ``link`` was connected."""
+    """Build the role that the first call over ``link`` asks for, and serve it until the caller is gone: the program of a worker,
+    whoever started it and however ``link`` was connected."""
     if isolated:
         os.register_at_fork(after_in_child=link.close)  # a fork of the user's must not keep the connection open
     server = RpcServer(link, requests=rpc.BuildRole, listening_thread=not isolated)
