@@ -12,7 +12,7 @@ from corrente.algo.advantages import StepRewards
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config.load import load_config
 from corrente.errors import ConfigError, PipelineError
-from corrente.testing.samples import group
+from corrente.testing import samples
 
 MINE = """
 from typing import Any
@@ -115,17 +115,26 @@ def test_options_reach_the_function(tmp_path: Path):
     assert bind.advantage(algo)(step)[0].tolist() == [1, 2]
 
 
+def test_group_that_only_its_scores_tell_apart_is_kept_for_an_estimator_of_a_users(tmp_path: Path):
+    """The user's estimator may read scores, as gdpo does; only what is equal in all of them cannot teach."""
+    algorithm = GroupedAlgorithm(_load(tmp_path, '[algo.advantage]\nkind = "mine.py:halves"\nfactor = 2'))
+    scored = ({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0})
+    episodes = tuple(samples.episode(index=at, reward=1.0, scores=scores) for at, scores in enumerate(scored))
+    assert algorithm.trainable(samples.group(episodes=episodes)) == ""
+    assert algorithm.trainable(samples.group(rewards=(1.0, 1.0))) == "all rewards equal"
+
+
 def test_what_a_function_of_a_users_raises_names_it(tmp_path: Path):
     config = _load(tmp_path, '[algo.advantage]\nkind = "mine.py:raises"')
     with pytest.raises(
         PipelineError, match=r"algo.advantage.kind = .*mine.py:raises'?: RuntimeError: no such luck \(.*:2"
     ):
-        GroupedAlgorithm(config).advantages([group(rewards=(1.0, 0.0)).episodes])
+        GroupedAlgorithm(config).advantages([samples.group(rewards=(1.0, 0.0)).episodes])
 
 
 def test_filters_of_a_users_are_asked_in_order_and_must_answer_with_text(tmp_path: Path):
     text = '[[filter.rules]]\nkind = "mine.py:filtered"\nmost = {most}\n[[filter.rules]]\nkind = "mine.py:no_text"'
-    judged = group(rewards=(1.0, 0.0, 0.0))
+    judged = samples.group(rewards=(1.0, 0.0, 0.0))
     assert GroupedAlgorithm(_load(tmp_path, text.format(most=2))).trainable(judged) == "too many"
     with pytest.raises(PipelineError, match=r"filter.rules\[1\].kind: it returned 3"):
         GroupedAlgorithm(_load(tmp_path, text.format(most=3))).trainable(judged)

@@ -1,5 +1,4 @@
-"""From a section of the config to a function whose keyword arguments are bound: a built-in one by kinds.py, or the user's by
-name.
+"""Functions of sections: a section's function with its keys bound as keyword arguments, a built-in one or the user's.
 
     sapo(inputs, *, temperature_pos, temperature_neg, ...)      a built-in function takes the keys of its section
     mine(inputs, *, low=0.5, high=2.0)                          the user's function takes every key of its table besides kind

@@ -1,9 +1,8 @@
-"""Algorithms without a critic (GRPO and its kin): from scored groups to training rows. numpy only.
+"""Algorithms without a critic, GRPO and its kin: from scored groups to training rows. numpy only.
 
-What is left out of ``rows``, and why the gradient does not change:
-- episodes without a reward (or without step scores, where these are asked for), completions withheld by
-``algo.mask_truncated``, tokens older
-  than ``oldest_trainable``: they are not trained on, by definition; what reward they have stays in the baseline of their group.
+Left out of ``rows`` are, without a change of the gradient:
+- episodes without a reward (or without step scores, where these are asked for), completions withheld by ``algo.mask_truncated``,
+  tokens older than ``oldest_trainable``: they are not trained on, by definition; their reward stays in the baseline of the group.
 - rows whose advantage is exactly 0 at every token, where nothing but the advantage has a gradient: not with a teacher, a KL, an
   entropy bonus, an objective that trains tokens without advantage, or anything that is averaged over what is trained; nor with
   ``filter.zero_variance = "keep"``.
@@ -25,7 +24,7 @@ from corrente.algo import agents, bind, credit, filters, graph, shaping
 from corrente.algo.advantages import StepRewards, as_advantages, as_rewards, is_flat
 from corrente.algo.kinds import advantage_kind, is_effective, objective_kind
 from corrente.algo.score_table import no_score_differs, score_names, score_table, score_weights
-from corrente.config import GdpoAdvantage, RunConfig
+from corrente.config import RunConfig
 from corrente.data.types import Batch, Episode, Floats, Group, Row
 
 
@@ -41,7 +40,6 @@ class GroupedAlgorithm:
         self._rules = bind.filters(config.filter)
         self._estimator = bind.advantage(algo)
         self._reads_scores = advantage_kind(algo).reads == "scores"
-        self._by_score = isinstance(algo.advantage, GdpoAdvantage)
         self._stands_alone = advantage_kind(algo).baseline == "step"
         self._distills = config.distill.loss != "none"
         self._rewarded = not self._distills or config.distill.reward_weight > 0
@@ -157,8 +155,9 @@ class GroupedAlgorithm:
             own = credit.CREDITS[self._algo.credit](episodes, scale=False, tolerance=tolerance)
             if any(values_T.any() for values_T in own):
                 return False
-        if self._by_score:
-            return no_score_differs(score_table(episodes, score_names([episodes])), tolerance=tolerance)
+        names = score_names([episodes]) if self._reads_scores else ()
+        if not no_score_differs(score_table(episodes, names), tolerance=tolerance):
+            return False
         return is_flat(self._rewards(episodes), tolerance=tolerance)
 
     def _taught(self, episode: Episode) -> bool:

@@ -1,7 +1,7 @@
 """The objectives and advantage estimators there are: section of the config -> function, and what else follows from the choice.
 
 This is the only list. The name of a choice is the tag of its section (config/objectives.py, config/advantages.py), its keys
-are the fields of the section, and ``load`` binds them to the function as keyword arguments. Imports no torch: functions are
+are the fields of the section, and bind.py gives them to the function as keyword arguments. Imports no torch: functions are
 dotted paths. A function of the user's stands in the same tables, with what is assumed of it.
 """
 

@@ -1,5 +1,4 @@
-"""Maximum-likelihood advantages: the gradient of log(probability of success). numpy, float64 inside. Shapes: G episodes of a
-group.
+"""Maximum-likelihood advantages: the gradient of log(probability of success). numpy, float64 inside. Shapes: G episodes.
 
     A_i = (r_i - mean(r)) / mean(r)
 
