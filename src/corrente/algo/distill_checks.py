@@ -1,20 +1,21 @@
-"""Combinations of teachers, losses and sampling that cannot work; refused before a model is loaded. No torch."""
+"""Checks of the distill section: combinations of teachers, losses and sampling that cannot work. No torch."""
 
 from __future__ import annotations
 
 from corrente.algo.traits import TRAITS
 from corrente.config import Distill, Embedded, RunConfig
 from corrente.config import rewards as s
+from corrente.config.schema import kind_of
 from corrente.errors import ConfigError
 
 FOLLOWED = ("inproc", "shm", "disk", "http")
-"""Transports over which a version can be had again, whole, by one who comes late, at no cost for the others. A collective would
-have to form another group for each version, and another for the next."""
+"""Transports from which a late receiver can get a whole version again, at no cost for the others. A collective would have to form
+another group for each version."""
 
 
 def check(config: RunConfig) -> None:
     """Raise ConfigError, naming the key, its value and what is allowed."""
-    _own(config)
+    _self_teacher(config)
     if config.distill.loss == "none":
         _unused(config.distill)
         return
@@ -80,22 +81,21 @@ def _sampling(config: RunConfig) -> None:
             )
 
 
-def _own(config: RunConfig) -> None:
-    """The policy as its own teacher: one engine of ours that follows the run."""
-    mine = [at for at, scorer in enumerate(config.reward.scorers) if isinstance(scorer, s.SelfTeacherScorer)]
-    if len(mine) > 1:
+def _self_teacher(config: RunConfig) -> None:
+    """Check a self-teacher: one embedded engine that receives the versions of the run."""
+    own = [at for at, scorer in enumerate(config.reward.scorers) if isinstance(scorer, s.SelfTeacherScorer)]
+    if len(own) > 1:
         raise ConfigError(
-            f'reward.scorers[{mine[1]}].kind = "self_teacher": there is one already; a run has at most one'
+            f'reward.scorers[{own[1]}].kind = "self_teacher": there is one already; a run has at most one'
         )
-    if mine and not isinstance(config.engine, Embedded):
-        kind = type(config.engine).__struct_config__.tag
+    if own and not isinstance(config.engine, Embedded):
         raise ConfigError(
-            f'reward.scorers[{mine[0]}].kind = "self_teacher": it takes the weights as the embedded engine does, and '
-            f'engine.kind = "{kind}"; it must be "embedded"'
+            f'reward.scorers[{own[0]}].kind = "self_teacher": it takes the weights as the embedded engine does, and '
+            f'engine.kind = "{kind_of(config.engine)}"; it must be "embedded"'
         )
-    transport = str(type(config.sync).__struct_config__.tag)
-    if mine and transport not in FOLLOWED:
+    transport = kind_of(config.sync)
+    if own and transport not in FOLLOWED:
         raise ConfigError(
-            f'reward.scorers[{mine[0]}].kind = "self_teacher": it is brought each version after the engines have it, and '
+            f'reward.scorers[{own[0]}].kind = "self_teacher": it is brought each version after the engines have it, and '
             f'sync.kind = "{transport}"; it must be one of {", ".join(FOLLOWED)}'
         )
