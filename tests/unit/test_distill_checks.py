@@ -127,23 +127,23 @@ def _group(*rewards: float | None, id: int = 0, taught: tuple[TeacherLogprobs, .
     return samples.group(id=id, prompt=samples.prompt(fields=fields), versions=(0, 0), rewards=rewards, taught=taught)
 
 
-def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherLogprobs, ...]:
-    (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).score_episodes, group)
-    return mark.taught
+def _taught_by(group: Group, where: dict[str, Any]) -> tuple[TeacherLogprobs, ...]:
+    (result,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).score_episodes, group)
+    return result.taught
 
 
 def test_teacher_is_chosen_by_columns_of_the_prompt():
     group = _group(1.0, source="sums", level=2)
     for where in ({}, {"source": "sums"}, {"source": ["words", "sums"], "level": 2}):
-        (taught,) = _marked(group, where)
+        (taught,) = _taught_by(group, where)
         assert (taught.teacher, taught.weight, taught.version) == ("wise", 0.5, 7)
         assert taught.logprobs.tolist() == [-2, -2]
     for where in ({"source": "words"}, {"source": "sums", "level": 3}, {"kind": "sums"}):
-        assert _marked(group, where) == ()
+        assert _taught_by(group, where) == ()
 
 
 def test_held_out_prompts_are_not_taught():
-    assert _marked(_group(1.0, id=-1), {}) == ()
+    assert _taught_by(_group(1.0, id=-1), {}) == ()
 
 
 def _algorithm(**distill: Any) -> GroupedAlgorithm:

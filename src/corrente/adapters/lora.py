@@ -54,7 +54,7 @@ class LoraAdapters:
         return {name: parameter.detach() for name, parameter in self._own().items()}
 
     def frozen(self) -> Frozen:
-        """The same model: without its adapters, or with those it was loaded with."""
+        """Return the same model: without its adapters, or with those it was loaded with."""
         if not self._settings.init:
             return Frozen(self.model, partial(injection.adapters_disabled, self.model))
         initial = {name: parameter.detach().clone() for name, parameter in self._own().items()}

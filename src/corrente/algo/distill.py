@@ -1,10 +1,10 @@
-"""What teachers add to the objective, put together from reverse_kl.py and divergence.py as ``distill`` says.
+"""The teachers' part of the loss, put together from reverse_kl.py and divergence.py as the config section ``distill`` asks.
 
     loss = sum_k a_k * w_k * ( -J_k + weight * sum_t u_tk D_tk )       J of the advantage  reward_weight * A  (+ weight * -l')
 
 a, w: as for the policy objective (losses.py), so a token that a correction leaves out is not taught either. t: the teachers of
-token k, with weight u (0 where it says nothing of the token). A token's own importance weight says how it was sampled, not how
-its context was: for ``jsd``, which does not look at the token, ``staleness.correct_level`` "sequence" or "geometric" is the one
+token k, with weight u (0 where it did not answer). A token's own importance weight corrects how the token was sampled, not how
+its context was: for ``jsd``, which does not depend on the token, ``staleness.correct_level`` "sequence" or "geometric" is the one
 that corrects. Shapes: K trained tokens, flat; J likeliest tokens of a teacher.
 """
 
@@ -24,14 +24,14 @@ Needs = Literal["", "sampled", "likeliest"]
 
 
 def needs(settings: Distill) -> Needs:
-    """What of the lessons the loss reads: nothing, log-probs of the sampled tokens, or of the teacher's likeliest as well."""
+    """See Objective.needs_teachers."""
     if settings.loss == "none":
         return ""
     return "likeliest" if settings.loss == "jsd" else "sampled"
 
 
 def advantages(part: Trained, settings: Distill, *, before_K: Tensor) -> Trained:
-    """The same tokens with the advantages the policy objective is to use. ``before_K``: log-probs before the first update."""
+    """Replace the advantages by those the policy objective is to use. ``before_K`` (K,): log-probs before the first update."""
     if settings.loss == "none":
         return part
     total_K = settings.reward_weight * part.advantages_K
@@ -43,8 +43,10 @@ def advantages(part: Trained, settings: Distill, *, before_K: Tensor) -> Trained
 
 
 def losses(part: Trained, settings: Distill, *, log_ratio_K: Tensor) -> Tensor | None:
-    """weight * sum over teachers of u D per token (K,); None where the loss has no such term. ``log_ratio_K``: of the policy
-    objective, token by token, differentiable."""
+    """weight * sum over teachers of u D per token (K,); None where the loss has no such term.
+
+    ``log_ratio_K``: of the policy objective, token by token, differentiable.
+    """
     if settings.loss in ("none", "advantage") or not part.teachers:
         return None
     total_K = torch.zeros_like(part.logprobs_K)
@@ -57,11 +59,11 @@ def _divergence(logprobs_K: Tensor, teacher: TeacherBatch, settings: Distill, lo
     if settings.loss != "jsd":
         return reverse_kl.ESTIMATES[settings.loss](logprobs_K, _known(teacher, logprobs_K), log_ratio_K)
     assert teacher.student_KJ is not None
-    speaks_K1 = teacher.weight_K[:, None] > 0
-    top_KJ = torch.where(speaks_K1, teacher.top_KJ, teacher.student_KJ.detach())
+    answered_K1 = teacher.weight_K[:, None] > 0
+    top_KJ = torch.where(answered_K1, teacher.top_KJ, teacher.student_KJ.detach())
     return divergence.jsd(teacher.student_KJ, top_KJ, beta=settings.beta)
 
 
 def _known(teacher: TeacherBatch, logprobs_K: Tensor) -> Tensor:
-    """The teacher's log-probs, and the student's own where the teacher says nothing: whatever is stored there stays out."""
+    """The teacher's log-probs (K,), and the student's own where it did not answer: the value stored there (NaN) stays out."""
     return torch.where(teacher.weight_K > 0, teacher.logprobs_K, logprobs_K.detach())

@@ -1,16 +1,17 @@
-"""Combinations of teachers, losses and sampling that cannot work; refused before a model is loaded. No torch."""
+"""Checks of the distill section: combinations of teachers, losses and sampling that cannot work. No torch."""
 
 from __future__ import annotations
 
 from corrente.algo.kinds import objective_kind
 from corrente.config import Distill, Embedded, RunConfig, schema
 from corrente.config import rewards as s
+from corrente.config.schema import kind_of
 from corrente.errors import ConfigError
 
 
 def check(config: RunConfig) -> None:
     """Raise ConfigError, naming the key, its value and what is allowed."""
-    _own(config)
+    _self_teacher(config)
     if config.distill.loss == "none":
         _unused(config.distill)
         return
@@ -77,16 +78,15 @@ def _sampling(config: RunConfig) -> None:
             )
 
 
-def _own(config: RunConfig) -> None:
-    """The policy as its own teacher: one engine of ours that follows the run."""
-    mine = [at for at, scorer in enumerate(config.reward.scorers) if isinstance(scorer, s.SelfTeacherScorer)]
-    if len(mine) > 1:
+def _self_teacher(config: RunConfig) -> None:
+    """Check a self-teacher: one embedded engine that receives the versions of the run."""
+    own = [at for at, scorer in enumerate(config.reward.scorers) if isinstance(scorer, s.SelfTeacherScorer)]
+    if len(own) > 1:
         raise ConfigError(
-            f'reward.scorers[{mine[1]}].kind = "self_teacher": there is one already; a run has at most one'
+            f'reward.scorers[{own[1]}].kind = "self_teacher": there is one already; a run has at most one'
         )
-    if mine and not isinstance(config.engine, Embedded):
-        kind = type(config.engine).__struct_config__.tag
+    if own and not isinstance(config.engine, Embedded):
         raise ConfigError(
-            f'reward.scorers[{mine[0]}].kind = "self_teacher": it takes the weights as the embedded engine does, and '
-            f'engine.kind = "{kind}"; it must be "embedded"'
+            f'reward.scorers[{own[0]}].kind = "self_teacher": it takes the weights as the embedded engine does, and '
+            f'engine.kind = "{kind_of(config.engine)}"; it must be "embedded"'
         )

@@ -14,8 +14,8 @@ https://thinkingmachines.ai/blog/on-policy-distillation; Gu et al. 2023, "MiniLL
 r is not bounded: use ``advantage``, or a weight (``staleness.correct``), where samples are old.
 
 Degenerate cases: pi = q gives l = 0, an advantage of exactly 0 and a k2 and k3 of exactly 0 without gradient; k1 is 0 too, its
-gradient r grad log pi is 0 only on average. A token of which the teacher says nothing has weight 0 and whatever is stored there
-cannot matter. ``teacher_K`` is a constant.
+gradient r grad log pi is 0 only on average. A token that the teacher did not answer for has weight 0, and the value stored there
+has no effect. ``teacher_K`` is a constant.
 """
 
 from __future__ import annotations

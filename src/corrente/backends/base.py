@@ -1,4 +1,4 @@
-"""How one optimizer step is executed: where parameters live, and how gradients come together. Imports no torch.
+"""The contract of a backend: where parameters live, how gradients come together, how weights move. Imports no torch.
 
 One step, as learner/gradient.py and learner/core.py drive it:
 

@@ -70,7 +70,7 @@ class LoadBalance:
 
     @torch.no_grad()
     def _count_choices(self, outputs: Sequence[PolicyOutput]) -> tuple[Tensor, float]:
-        """How often each expert was chosen (E,), and the number of choices of a router, over the whole step."""
+        """Count over the whole step the choices of each expert (E,), and the positions of all routers."""
         first = outputs[0].router_logits[0]
         chosen_E, tokens = torch.zeros(first.shape[-1], device=first.device), 0.0
         for output in outputs:
@@ -84,5 +84,5 @@ class LoadBalance:
 
 
 def _times(output: PolicyOutput) -> Tensor:
-    """How many rows have each forwarded position (N,)."""
+    """Number of rows that share each forwarded position (N,)."""
     return torch.from_numpy(output.inputs.times).to(output.router_logits[0].device, torch.float32)

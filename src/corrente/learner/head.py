@@ -67,7 +67,7 @@ def logprobs_from_logits(
     extra_targets_KJ: Tensor | None = None,
     support: SupportMask | None = None,
 ) -> TokenLogprobs:
-    """The same as ``token_logprobs``, from logits that the model computed in its own way."""
+    """Log-probs as those of ``token_logprobs``, from logits that the model computed in its own way."""
     if logits_MV.dtype in (torch.bfloat16, torch.float16):
         logits_MV = logits_MV.float()
     logprobs_MV = torch.log_softmax(mask_logits(logits_MV / temperature, support), -1)
