@@ -66,7 +66,7 @@ class Bench:
         self.learner = TorchLearner(self.config, device=device)
         self.layout = self.engine.layout()
         self.buffers = [torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
-        self.engine.attach(self.buffers)
+        self.engine.attach_buffers(self.buffers)
         self.version = -1
         self.publish()
 

@@ -117,7 +117,7 @@ class Served:
         self.core = EmbeddedCore(model=path, path=kind, **options)
         self.layout = self.core.layout()
         self.buffers = [torch.zeros(self.layout.nbytes, dtype=torch.uint8) for _ in range(2)]
-        self.core.attach(self.buffers)
+        self.core.attach_buffers(self.buffers)
         self.flip(model, 0)
 
     def flip(self, model: Any, version: int, mode: ApplyMode = "swap") -> None:

@@ -1,1 +1,1 @@
-"""What every layer may use: imports by name, waiting, threads, child processes, serialization, random state, certificates."""
+"""Helpers for every layer: imports by name, waiting, threads, child processes, serialization, random state, certificates."""

@@ -1,6 +1,6 @@
-"""How a kind of engine is started: a launcher starts replicas, a replica is a started engine that waits for weights.
+"""Protocols for starting engines: a launcher starts replicas; a replica is a started engine that waits for weights.
 
-An engine kind implements ``Launcher``; a runtime chooses one and hands it the memory that weights lie in.
+Each engine kind implements ``Launcher``; a runtime chooses one and passes it the memory that holds the weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from corrente.sync.base import Receiver
 from corrente.sync.layout import Layout
 
 Tell = Callable[[str, str], None]
-"""Where news about workers goes: a level ("info", "warning") and a line. See observe.base.Sink.event."""
+"""Reports an event of a worker: a level ("info" or "warning") and a line. See observe.base.Sink.log_event."""
 
 
 def untold(level: str, message: str) -> None:
@@ -25,15 +25,15 @@ def untold(level: str, message: str) -> None:
 
 
 class ReplicaEngine(Engine, Receiver, Protocol):
-    """An engine with its door for weights. Calls that wait for one that died raise WorkerDied."""
+    """An engine that also receives weights. Calls that wait for an engine that died raise WorkerDied."""
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """A started engine that holds no weights yet, ready to be given some.
+    """A started engine that holds no weights yet.
 
-    ``layout`` is what it wants them to look like: all replicas of a run want the same. ``ended`` returns when it is dead, with
-    its name and last words; it may be waited for in several tasks, and cancelled. ``leaving``, where there is one, returns
-    when it has asked to be let go, and would still finish what it has.
+    ``layout``: the layout in which it takes weights, the same for all replicas of a run. ``ended`` returns when the engine is
+    dead, with its name and its last output; several tasks may wait for it, and it may be cancelled. ``leaving``, where there is
+    one, returns when the engine has asked to leave the run; it still finishes its present requests.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedWeights(Protocol):
-    """What the engines of a run have in common: the layout of their weights, and the memory these lie in, if they share it.
+    """The weight memory that the engines of a run share, and its layout.
 
-    ``fd``: the two slots that learner and engines of this host share, for a child to inherit; None where the transport brings
-    weights into slots of the engine's own. ``path``: where any process of this user may open the same memory, or empty.
-    ``fit`` gives it room for ``layout``: the first call takes the pages, later ones only check that the layout is the same
-    (ConfigError if not). Call it with an engine's layout before that engine maps the memory.
+    ``fd``: a descriptor of the two slots that learner and engines of this host share, for a child to inherit; None where the
+    transport brings weights into slots of the engine's own. ``path``: a path under which any process of this user can open the
+    same memory, or empty. ``fit`` makes room for ``layout``: the first call allocates the pages, later calls only check that the
+    layout is the same (ConfigError if not). Call it with an engine's layout before that engine maps the memory.
     """
 
     @property
@@ -62,11 +62,12 @@ class SharedWeights(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts replicas of one kind of engine. Built as ``make(config, weights=Weights, logs=Path | None)``.
+    """Starts replicas of one kind of engine. Built as ``make(config, weights=SharedWeights, logs=Path | None)``.
 
-    ``replicas``: how many there are at the start. ``launch(index)``: entering starts replica ``index`` (again, if it was
-    started before) and returns it when it can take weights; WorkerDied when it ended before that, another CorrenteError when
-    it cannot be started at all. Leaving stops it within limits.stop_s, dead or stuck as it may be, and leaves nothing of it.
+    ``replicas``: the number of replicas at the start. ``launch(index)``: entering the context starts replica ``index`` (again,
+    if it was started before) and returns it when it can take weights; WorkerDied when it ended before that, another CorrenteError
+    when it cannot be started at all. Leaving the context stops the replica within limits.stop_s, even if it is dead or hangs, and
+    removes everything it left.
     """
 
     @property

@@ -72,7 +72,7 @@ class EngineRole:
                 self.core.abort(self._named(ids))
                 return wire.reply(call.id, None)
             case wire.Partials(ids=ids):
-                found = self.core.partials(self._named(ids))
+                found = self.core.partial_completions(self._named(ids))
                 return wire.reply(call.id, {self._requests[name]: partial for name, partial in found.items()})
             case wire.Score(tokens=tokens, top=top):
                 return wire.reply(call.id, self.core.score(tokens, top))
@@ -102,7 +102,7 @@ class EngineRole:
         )
         if given.layout.slabs:
             self._inbox = load_object("corrente.sync.inbox:Inbox")(given.layout, slots, shared=shared)
-        self.core.attach(slots)
+        self.core.attach_buffers(slots)
 
     def _weights(self, number: int, body: wire.Reserve | wire.Receive | wire.Apply) -> wire.Answer | None:
         match body:
@@ -119,7 +119,7 @@ class EngineRole:
 
     def _reserved(self) -> list[wire.Answer]:
         """Answers for those who waited for a slot that nobody samples from any more."""
-        free = [entry for entry in self._reserving if self.core.vacant(entry[1])]
+        free = [entry for entry in self._reserving if self.core.is_slot_free(entry[1])]
         self._reserving = [entry for entry in self._reserving if entry not in free]
         return [wire.reply(number, None) for number, _ in free]
 

@@ -58,7 +58,7 @@ class InlineTeacher:
 
     def __init__(self, core: cores.EngineCore, ring: Any, *, temperature: float) -> None:
         self._core, self._ring, self._temperature = core, ring, temperature
-        core.attach(ring.slots)
+        core.attach_buffers(ring.slots)
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
         await anyio.lowlevel.checkpoint()
@@ -105,9 +105,9 @@ class InlineRuntime:
         torch.set_num_threads(asked or len(available_cpus()))
         try:
             core, learner = self._engine(config), self._learner(config)
-            engine = load_object("corrente.engine.embedded.driver:EmbeddedEngine")(core)
+            engine = load_object("corrente.engine.embedded.async_engine:EmbeddedEngine")(core)
             buffers = load_object("corrente.sync.inproc:allocate")(core.layout(), device=core.device)
-            core.attach(buffers)
+            core.attach_buffers(buffers)
             sync = load_object("corrente.sync.inproc:InprocSync")(
                 engine=engine, layout=core.layout(), buffers=buffers, tensors=learner.tensors
             )

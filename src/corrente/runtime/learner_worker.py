@@ -67,7 +67,7 @@ class LearnerRole:
             return
         shared = attach(given.layout, fd=given.fd) if given.fd is not None else None
         build = load_object("corrente.sync.outbox:build")
-        device = devices.learner(self._config.model.device)
+        device = devices.learner_device(self._config.model.device)
         self._outbox = build(self._config, given.layout, shared=shared, path=given.path, device=device)
 
 

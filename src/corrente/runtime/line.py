@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import anyio
 import msgspec
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.errors import PipelineError, WorkerDied
 from corrente.runtime import wire
 
@@ -48,7 +48,7 @@ class Line:
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._outbox: deque[memoryview] = deque()
-        self._bell = Bell()
+        self._changed = Condition()
         self.death = ""
         """How the worker ended; empty while it lives."""
         self.pieces = 0
@@ -108,7 +108,7 @@ class Line:
         if len(self._outbox) == 1:
             self._flush()
         if self._outbox:
-            self._bell.ring()
+            self._changed.notify_all()
 
     def _flush(self) -> None:
         """Give the kernel what it takes now. A worker that is gone takes nothing; its owner says so."""
@@ -150,7 +150,7 @@ class Line:
 
     async def _write(self) -> None:
         while True:
-            await self._bell.until(lambda: bool(self._outbox))
+            await self._changed.wait_for(lambda: bool(self._outbox))
             await anyio.wait_writable(self._link)
             self._flush()
 

@@ -78,7 +78,7 @@ class TeacherRole:
         self._ring = load_object("corrente.sync.ring:Ring")(
             given.layout, lag=self._lag, shared=shared, device=self.core.device
         )
-        self.core.attach(self._ring.slots)
+        self.core.attach_buffers(self._ring.slots)
 
     def _receive(self, number: int, offer: Offer) -> None:
         try:

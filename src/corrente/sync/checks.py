@@ -69,4 +69,4 @@ def _check_gpus(config: RunConfig, asked: str) -> None:
     if config.model.device == "cpu":
         raise ConfigError(f'{asked} goes between GPUs: model.device = "cpu" must be "auto" or "cuda"')
     apart = isinstance(config.sync, Collective) and isinstance(config.engine, Embedded)
-    devices.require(asked, at_least=1 + config.pool.replicas if apart else 1)
+    devices.require_gpus(asked, at_least=1 + config.pool.replicas if apart else 1)

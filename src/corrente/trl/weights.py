@@ -32,7 +32,7 @@ def load(folder: Path, given: Any, base: str) -> Any:
             return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         from peft import PeftModel
 
-        under = AutoModelForCausalLM.from_pretrained(model_cache.resolve(base), local_files_only=True)
+        under = AutoModelForCausalLM.from_pretrained(model_cache.resolve_model(base), local_files_only=True)
         with warnings.catch_warnings():  # peft asks for an attribute that transformers has renamed
             warnings.simplefilter("ignore", FutureWarning)
             return PeftModel.from_pretrained(under, str(folder))
@@ -42,7 +42,7 @@ def load_tokenizer(folder: str) -> Any:
     """The tokenizer that lies beside a model."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_cache.resolve(folder), local_files_only=True)
+    return AutoTokenizer.from_pretrained(model_cache.resolve_model(folder), local_files_only=True)
 
 
 def copy_model(folder: Path, target: Path, given: Any) -> None:
@@ -60,8 +60,8 @@ def copy_model(folder: Path, target: Path, given: Any) -> None:
 def _name(given: Any) -> str | None:
     """Where a model can be found again: a directory, or a name; None where that is not known."""
     name = str(given) if isinstance(given, str | Path) else str(getattr(given.config, "_name_or_path", ""))
-    if Path(name).is_dir() or name in model_cache.KNOWN:
-        return str(model_cache.resolve(name).absolute()) if name else None
+    if Path(name).is_dir() or name in model_cache.KNOWN_MODELS:
+        return str(model_cache.resolve_model(name).absolute()) if name else None
     return name or None
 
 

@@ -1,4 +1,4 @@
-"""Shapes of a model's parameters, read off its configuration without allocating any."""
+"""Shapes of a model's parameters, from its configuration, without allocating them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 
-def shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter by state-dict name, tied ones once, without allocating any."""
+def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter by state-dict name, tied ones once; no parameter is allocated."""
     with torch.device("meta"):
         module: Any = AutoModelForCausalLM.from_config(config)
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

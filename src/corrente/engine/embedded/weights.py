@@ -1,4 +1,4 @@
-"""The two weight buffers: typed views by slab name, made once, so that a flip is a change of dictionary."""
+"""Typed views of the two weight buffers, made once, so that a flip only exchanges a dictionary of views."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from corrente.sync.layout import Layout
 
 
 class EmbeddedWeights:
-    """One version in use: what was announced, and its tensors, which are views into a buffer. Two of these are the same
-    weights only if they are the same object: a version may be made twice, from different bytes."""
+    """One version in use: its update and its tensors, which are views into a buffer.
+
+    Compare them by identity: a version may be staged twice, with different bytes.
+    """
 
     __slots__ = ("tensors", "update")
 
@@ -29,8 +31,8 @@ class EmbeddedWeights:
         return self.update.slot
 
 
-class Buffers:
-    """Views of every slab in each buffer; nothing is copied, the buffers must outlive this."""
+class WeightBuffers:
+    """Views of every slab in each buffer. Nothing is copied, so the buffers must outlive this. ConfigError: wrong buffers."""
 
     def __init__(self, layout: Layout, buffers: Sequence[torch.Tensor]) -> None:
         for at, buffer in enumerate(buffers):

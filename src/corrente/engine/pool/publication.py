@@ -42,8 +42,8 @@ class Publication:
         """Open a transaction; whatever came of the one before is over."""
         self._party, self._reserved, self._offer = [], set(), None
         roster = self._roster
-        await roster.bell.until(lambda: not any(m.calls for m in roster.stale()))
-        await roster.bell.until(lambda: bool(self._able()))
+        await roster.changed.wait_for(lambda: not any(m.calls for m in roster.stale()))
+        await roster.changed.wait_for(lambda: bool(self._able()))
         self._party = self._able()
         self._reserved = set(self._party)
         await self._each(lambda member: member.engine.reserve(slot), deadline_s=None, what="leave its spare slot")
@@ -111,7 +111,7 @@ class Publication:
         if offer is None or offer.version != update.version:
             raise SyncError(f"version {update.version} was not received by anybody")
         roster = self._roster
-        await roster.bell.until(lambda: bool(roster.ready() or roster.stale()) or roster.over is not None)
+        await roster.changed.wait_for(lambda: bool(roster.ready() or roster.stale()) or roster.over is not None)
         self._party = [*roster.ready(), *roster.stale()]
         await self.receive(offer)
 
@@ -129,7 +129,7 @@ class Publication:
                 member.health = member.health.holds(update.version, current=update.version)
             else:
                 member.health = member.health.missed()
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
 
     async def _back(self, flipped: list[Member]) -> None:
         """Return replicas to the version that is current."""
@@ -145,7 +145,7 @@ class Publication:
                 member.health = member.health.holds(live.version, current=live.version)
             except CorrenteError as error:
                 self._tell("warning", f"{member.name} could not go back to version {live.version}: {error}")
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
 
     async def _each(self, ask: Callable[[Member], Awaitable[object]], *, deadline_s: float | None, what: str) -> None:
         """Ask everybody in the party at once; who fails drops out of it. SyncError when nobody is left."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import anyio
 import msgspec
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.data.types import Completion, Request
 from corrente.engine.base import EngineStats
 from corrente.engine.launcher import Replica, ReplicaEngine
@@ -24,8 +24,8 @@ EVACUATION_S = 2.0
 class PoolRequest:
     """A generation on its way. ``written`` is what replicas it had to leave sampled of it: it goes on from there.
 
-    ``known``: what ``partials`` last saw of it; where a replica dies, that much is not lost. ``moving`` tells an abort that
-    takes it elsewhere from one that somebody asked for.
+    ``known``: what ``partial_completions`` last saw of it; where a replica dies, that much is not lost. ``moving`` tells an abort
+    that takes it elsewhere from one that somebody asked for.
     """
 
     def __init__(self, request: Request) -> None:
@@ -39,11 +39,11 @@ class PoolRequest:
 
     def rest(self) -> Request:
         """The request for what is still to be written."""
-        return self.request if self.written is None else self.request.after(self.written)
+        return self.request if self.written is None else self.request.resumed_after(self.written)
 
     def whole(self, part: Completion) -> Completion:
         """What was written before, and ``part``."""
-        return part if self.written is None else self.written.then(part)
+        return part if self.written is None else self.written.joined_with(part)
 
 
 class Member:
@@ -95,10 +95,10 @@ class Member:
 
 
 class Roster:
-    """The members by name, and the version that is current. ``bell`` rings whenever any of it, or a call, has changed."""
+    """The members by name, and the version that is current. ``changed`` is notified after any change to it or to a call."""
 
     def __init__(self) -> None:
-        self.bell = Bell()
+        self.changed = Condition()
         self.members: dict[str, Member] = {}
         self.calls: set[PoolRequest] = set()
         self.live: Update | None = None
@@ -120,7 +120,7 @@ class Roster:
 
     def add(self, member: Member) -> None:
         self.members[member.name] = member
-        self.bell.ring()
+        self.changed.notify_all()
 
     def remove(self, member: Member) -> None:
         """It is dead or gone; calls that still wait for it go elsewhere."""
@@ -129,12 +129,12 @@ class Roster:
         self.members.pop(member.name, None)
         for call in member.calls:
             call.scope.cancel()
-        self.bell.ring()
+        self.changed.notify_all()
 
     def end(self, why: WorkerDied) -> None:
         """There will be no replica any more; whoever waits for one is told."""
         self.over = self.over or why
-        self.bell.ring()
+        self.changed.notify_all()
 
     def totals(self) -> EngineStats:
         """Counters of all replicas, those that are gone included, as they were last told."""
@@ -158,11 +158,11 @@ class Roster:
                 member.give_up(death)
             except RolloutError:
                 pass  # it says nothing: its calls are cancelled below
-            await self.bell.until(lambda: not member.calls)
+            await self.changed.wait_for(lambda: not member.calls)
         for call in member.calls:
             call.scope.cancel()
         with anyio.CancelScope(shield=True):
-            await self.bell.until(lambda: not member.calls)
+            await self.changed.wait_for(lambda: not member.calls)
 
 
 def added(a: EngineStats, b: EngineStats) -> EngineStats:

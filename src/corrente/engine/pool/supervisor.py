@@ -150,14 +150,14 @@ class ReplicaSupervisor:
         await member.replica.leaving()
         member.leaving = True
         member.health = member.health.missed()
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
         await self._roster.evacuate(member)
 
     async def _bring_up(self, member: Member) -> None:
         """Whenever a replica is STALE and there is a version to be had: empty it, and give it that."""
         roster, tries = self._roster, 0
         while True:
-            await roster.bell.until(lambda: roster.version is not None and member in roster.stale())
+            await roster.changed.wait_for(lambda: roster.version is not None and member in roster.stale())
             await roster.evacuate(member)
             problem = await self._caught_up(member)
             if member.ready:
@@ -187,7 +187,7 @@ class ReplicaSupervisor:
             return f"not done within {self._deadline_s:g} s"
         if member.stale and member.wanted and late.version is not None:
             member.health = member.health.holds(late.version, current=self._roster.version or 0)
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
         return ""
 
     def _gone(self, death: WorkerDied) -> None:
