@@ -38,7 +38,7 @@ from corrente.controller.rollout import episode_seed
 from corrente.data.types import Batch, Completion, Episode, Group, Prompt, Request, Turn
 from corrente.errors import DivergedError
 from corrente.models import cache as model_cache
-from corrente.prompts.build import build, build_eval
+from corrente.prompts.build import build_eval_prompts, build_prompts
 from corrente.prompts.tokenizer import Tokenizer
 from corrente.runtime import cores
 from corrente.score.functions import FunctionsScorer
@@ -56,15 +56,15 @@ class Loop:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         tokenizer = Tokenizer(Path(config.model.path))
-        self.prompts = build(config, tokenizer.encode)
-        self.held_out = build_eval(config, tokenizer.encode)
+        self.prompts = build_prompts(config, tokenizer.encode)
+        self.held_out = build_eval_prompts(config, tokenizer.encode)
         self.algorithm = GroupedAlgorithm(config)
         functions = [resolve_function(name) for name in config.reward.functions]
         self.scorer = FunctionsScorer(functions, weights=config.reward.weights, offload=_here)
         self.engine, self.learner = cores.engine(config), cores.learner(config)
         self.layout = self.engine.layout()
         self.buffers = allocate_slots(self.layout, device=self.engine.device)
-        self.engine.attach(self.buffers)
+        self.engine.attach_buffers(self.buffers)
         self.version, self.admitted = -1, 0
         self.publish()
 
@@ -79,7 +79,7 @@ class Loop:
         out: list[Group] = []
         run = self.config.run
         for _ in range(self.config.filter.patience):
-            taken = [self.prompts.next() for _ in range(run.prompts_per_step)]
+            taken = [self.prompts.next_prompt() for _ in range(run.prompts_per_step)]
             played = self.play([p for p in taken if p is not None], each=run.group_size)
             out += [group for group in played if not self.algorithm.trainable(group)]
             if len(out) >= run.prompts_per_step:
@@ -154,7 +154,7 @@ def one(args: argparse.Namespace, *, variant: str, lag: int, seed: int) -> Recor
     config = load_config(args.config, sets)
     checks.check(config)
     config = msgspec.structs.replace(
-        config, model=msgspec.structs.replace(config.model, path=str(model_cache.resolve(config.model.path)))
+        config, model=msgspec.structs.replace(config.model, path=str(model_cache.resolve_model(config.model.path)))
     )
     torch.manual_seed(seed)
     loop, line = Loop(config), deque[list[Group]]()

@@ -94,7 +94,7 @@ def corrente_side(
     core = EmbeddedCore(model=model, path=path, max_sequences=most)
     layout = core.layout()
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    core.attach([buffer])
+    core.attach_buffers([buffer])
     pack.write(layout, state, buffer)
     core.apply(Update(version=0, slot=0), "swap")
 

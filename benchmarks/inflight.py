@@ -101,20 +101,20 @@ class Record:
         self.pauses_ms: list[float] = []
         self.landings_s: list[float] = []
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.steps.append(dict(values))
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         first = name.endswith(" 0")
         if track == "engine" and not first:
             self.pauses_ms.append(attrs["pause_ms"])
         if name.startswith("publish ") and not first:
             self.landings_s.append(stop_s - start_s)
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         pass
 
-    def event(self, level: str, message: str) -> None:
+    def log_event(self, level: str, message: str) -> None:
         pass
 
     def close(self) -> None:

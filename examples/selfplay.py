@@ -124,7 +124,7 @@ class Curve:
         self.allowed: list[float] = []
         self._show = show
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Take in the numbers of one step; of one in which no game ended, none."""
         if "reward/agent/first" not in values:
             return
@@ -135,13 +135,13 @@ class Curve:
             games = f"{self.allowed[-1]:4.0%} of games end by the rules"
             print(f"step {step:>3}   first {self.first[-1]:+.2f}   second {second:+.2f}   {games}")
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         """Not kept."""
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         """Not kept."""
 
-    def event(self, level: str, message: str) -> None:
+    def log_event(self, level: str, message: str) -> None:
         """Shown."""
         if self._show:
             print(f"{level}: {message}")

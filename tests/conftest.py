@@ -26,4 +26,4 @@ def smollm2() -> Path:
     """The converted SmolLM2-135M-Instruct, for tests marked `model`; `make model` fetches it."""
     from corrente.models import cache as model_cache
 
-    return model_cache.resolve("smollm2-135m-instruct")
+    return model_cache.resolve_model("smollm2-135m-instruct")

@@ -67,7 +67,7 @@ class Bench:
         self.learner = TorchLearner(self.config, device=device)
         self.layout = self.engine.layout()
         self.buffers = allocate_slots(self.layout, device=device)
-        self.engine.attach(self.buffers)
+        self.engine.attach_buffers(self.buffers)
         self.version = -1
         self.publish()
 

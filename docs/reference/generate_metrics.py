@@ -1,4 +1,4 @@
-"""Writes metrics.md, the reference of every metric, from src/corrente/observe/catalogue.py.
+"""Writes metrics.md, the reference of every metric, from src/corrente/observe/metric_catalogue.py.
 
 python docs/reference/generate_metrics.py            write it
 python docs/reference/generate_metrics.py --check    exit 1 when it is not current
@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from corrente.observe.catalogue import AREAS
+from corrente.observe.metric_catalogue import AREAS
 
 PAGE = Path(__file__).with_name("metrics.md")
 
 INTRO = """\
 # Metrics
 
-Every number a run writes to `metrics.jsonl` and to trackers. This page is generated from `src/corrente/observe/catalogue.py` by
-`docs/reference/generate_metrics.py`.
+Every number a run writes to `metrics.jsonl` and to trackers. This page is generated from
+`src/corrente/observe/metric_catalogue.py` by `docs/reference/generate_metrics.py`.
 
 *Combined* says how a number is made of the parts of a step (micro-batches, workers, tokens, episodes): `mean` is weighted by what
 it is a mean of, `sum`, `min` and `max` are what they say, `last` is the state at the moment of the report, `derived` is made of

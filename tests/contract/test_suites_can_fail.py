@@ -151,14 +151,14 @@ class ForgetsWhatWasWritten(VirtualEngine):
 
 
 class TellsOfStrangers(VirtualEngine):
-    async def partials(self, ids):
-        told = await super().partials(ids)
+    async def partial_completions(self, ids):
+        told = await super().partial_completions(ids)
         return {name: partial for name in ids for partial in told.values()}
 
 
 class EndsWhatItTells(VirtualEngine):
-    async def partials(self, ids):
-        told = await super().partials(ids)
+    async def partial_completions(self, ids):
+        told = await super().partial_completions(ids)
         await self.abort(ids)
         return told
 
@@ -355,7 +355,7 @@ def test_staleness_policy_that_counts_calls_or_refuses_the_present_is_caught() -
 
     class RefusesEmpty:
         def judge(self, subject, version) -> StalenessVerdict:
-            return StalenessVerdict(stale="" if any(e.span_versions() for e in subject.episodes) else "empty")
+            return StalenessVerdict(stale="" if any(e.sampled_versions() for e in subject.episodes) else "empty")
 
     shared = Counts()
     with pytest.raises(ContractError, match="the version alone"):
@@ -370,8 +370,8 @@ def test_prompts_that_forget_their_place_are_caught() -> None:
             pass
 
     class Repeats(VirtualPrompts):
-        def next(self):
-            found = super().next()
+        def next_prompt(self):
+            found = super().next_prompt()
             return found and msgspec.structs.replace(found, id="0/0")
 
     with pytest.raises(ContractError, match="continues where next stood"):
@@ -393,7 +393,7 @@ def test_envs_scorers_and_sinks_that_break_their_contracts_are_caught() -> None:
             return msgspec.structs.replace(done, episodes=tuple(reversed(done.episodes)))
 
     class Edits(RecordingSink):
-        def metrics(self, step, values) -> None:
+        def log_metrics(self, step, values) -> None:
             values.clear()
 
     with pytest.raises(ContractError, match="exactly as sampled"):

@@ -52,13 +52,13 @@ class Engine:
     def layout(self) -> Layout:
         return Layout(())
 
-    def attach(self, buffers: Sequence[Any]) -> None:
+    def attach_buffers(self, buffers: Sequence[Any]) -> None:
         assert not buffers
 
     def apply(self, update: Update, mode: ApplyMode) -> None:
         self.update = update
 
-    def vacant(self, slot: int) -> bool:
+    def is_slot_free(self, slot: int) -> bool:
         return slot != self.update.slot or self.update.version < 0
 
     @property
@@ -84,7 +84,7 @@ class Engine:
                 done.append((name, self._completion(name)))
         return done
 
-    def partials(self, ids: Sequence[str]) -> dict[str, Completion]:
+    def partial_completions(self, ids: Sequence[str]) -> dict[str, Completion]:
         return {name: self._as_completion(name) for name in ids if name in self.live and self.live[name][1]}
 
     def _completion(self, name: str) -> Completion:

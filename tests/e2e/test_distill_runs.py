@@ -175,7 +175,7 @@ def test_own_past_says_what_the_version_it_names_says(lag: int, tmp_path: Path):
         for episode in group.episodes:
             (taught,) = episode.taught
             assert taught.version is not None
-            assert taught.version <= max(0, max(episode.span_versions()) + 1 - lag)
+            assert taught.version <= max(0, max(episode.sampled_versions()) + 1 - lag)
             seen.add(taught.version)
             logprobs = plain(tmp_path / "model", keeping.kept[taught.version], episode.turns, temperature=0.7)
             np.testing.assert_allclose(taught.logprobs, logprobs, atol=1e-4)

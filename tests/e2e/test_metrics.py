@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.test_runs import run
 from tests.e2e.tiny import tiny_config
 
-from corrente.observe.catalogue import find
+from corrente.observe.metric_catalogue import find_metric
 
 pytestmark = pytest.mark.slow
 
@@ -28,4 +28,4 @@ def test_every_number_a_run_writes_is_on_the_page(tmp_path: Path):
     written = set().union(*record.steps, *record.evals) - {"step"}
     expected = {"lag0/ess", "ratio/ess", "mismatch_clean/kl_k3", "lag/withheld_fraction", "kl/reference", "eval/pass@1"}
     assert expected <= written
-    assert not [name for name in sorted(written) if find(name) is None]
+    assert not [name for name in sorted(written) if find_metric(name) is None]

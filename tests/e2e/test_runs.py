@@ -34,18 +34,18 @@ class Record:
         self.events: list[str] = []
         self._on_step = on_step
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         (self.evals if "eval/episodes" in values else self.steps).append({"step": step, **values})
         if self._on_step and "train/loss" in values:
             self._on_step(step)
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         self.spans.append((track, name))
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         self.samples.append(dict(sample))
 
-    def event(self, level: str, message: str) -> None:
+    def log_event(self, level: str, message: str) -> None:
         self.events.append(message)
 
     def close(self) -> None:

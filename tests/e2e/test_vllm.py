@@ -31,10 +31,10 @@ from corrente.config import Collective, Disk, Http, Lora, Model, OldWeights, Run
 from corrente.config.load import parse_config
 from corrente.controller.parts import RunResult
 from corrente.data.types import Completion, Request, Sampling, Tokens
-from corrente.engine.embedded.stop import load_decoder
+from corrente.engine.embedded.stop_conditions import load_decoder
 from corrente.engine.launcher import Replica
 from corrente.engine.vllm import environment
-from corrente.engine.vllm.client import Client, ServerError, opened
+from corrente.engine.vllm.client import Client, ServerError, open_client
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.engine.vllm.launcher import VllmLauncher
 from corrente.entrypoints.inputs import RunInputs
@@ -231,11 +231,13 @@ async def _through_an_update(
             tasks.start_soon(one, at)
         await _until(engine, 20 * at_once)
         names = [f"{mode}/{at}" for at in range(at_once)]
-        partials = await engine.partials(names)
+        partials = await engine.partial_completions(names)
         assert all({span.version for span in partial.spans} == {0} for partial in partials.values())
         await publisher.publish(new, mode)
         with anyio.fail_after(60):  # those that live on show it while they are written
-            while any([s.version for s in p.spans] != [0, 1] for p in (await engine.partials(names)).values()):
+            while any(
+                [s.version for s in p.spans] != [0, 1] for p in (await engine.partial_completions(names)).values()
+            ):
                 await anyio.sleep(0.005)
     return done
 
@@ -565,7 +567,7 @@ def _free_port() -> int:
 async def _until_healthy(urls: list[str]) -> None:
     with anyio.fail_after(500.0):
         for url in urls:
-            async with opened(Client(url)) as client:
+            async with open_client(Client(url)) as client:
                 while True:
                     try:
                         await client.get("/health")
@@ -591,7 +593,7 @@ def test_a_run_attaches_to_two_servers_that_run_already(tmp_path: Path, monkeypa
         _agrees(sink)
 
         async def asked(url: str) -> str:
-            async with opened(Client(url, token="sesame")) as client:
+            async with open_client(Client(url, token="sesame")) as client:
                 return str((await client._http.get("/metrics")).text)
 
         for url in urls:

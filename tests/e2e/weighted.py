@@ -32,7 +32,7 @@ class Engine(standins.Engine):
     def layout(self) -> Layout:
         return arrange([Slab(name="w", shape=(SIZE,), dtype="float32", offset=0, sources=("w",))])
 
-    def attach(self, buffers: Sequence[torch.Tensor]) -> None:
+    def attach_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
         self.buffers = buffers
 
     def apply(self, update: Update, mode: ApplyMode) -> None:

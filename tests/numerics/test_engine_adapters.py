@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from corrente import config as c
 from corrente.config import RunConfig
 from corrente.data.types import Completion, Sampling, Tokens
+from corrente.engine.embedded.async_engine import EmbeddedEngine
 from corrente.engine.embedded.core import EmbeddedCore
-from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.engine.embedded.hf import HFModel
 from corrente.engine.embedded.lean import LeanModel
 from corrente.errors import ConfigError
@@ -177,14 +177,14 @@ def test_two_adapter_versions_are_served_at_once_and_the_old_one_is_released(pat
     for step in range(2, 5):
         _train(core, step)
     served.flip(_shipped(core), 1, "snapshot")
-    assert not served.core.vacant(0)
+    assert not served.core.is_slot_free(0)
     for at, prompt in enumerate(prompts):
         served.submit(prompt, Sampling(max_tokens=12), name=f"new{at}", seed=100 + at)
     done |= dict(served.core.step())
     assert not served.core.vacant(0)
     assert not served.core.vacant(1)
     done |= served.finish()
-    assert served.core.vacant(0)
+    assert served.core.is_slot_free(0)
     for name, by, version in (("old", old, 0), ("new", core, 1)):
         mine = [done[f"{name}{at}"] for at in range(len(prompts))]
         _assert_sampled_by(by, prompts, mine)
@@ -276,10 +276,10 @@ def test_adapters_of_a_wide_model_are_at_most_two_percent_of_its_bytes(tmp_path)
         architectures=["LlamaForCausalLM"],
     ).save_pretrained(tmp_path)
     from corrente.adapters import injection
-    from corrente.engine.embedded.model import read_config
-    from corrente.engine.embedded.shapes import shapes
+    from corrente.engine.embedded.model import read_model_config
+    from corrente.engine.embedded.shapes import parameter_shapes
 
-    full = sum(int(np.prod(shape)) for shape in shapes(read_config(tmp_path)).values())
+    full = sum(int(np.prod(shape)) for shape in parameter_shapes(read_model_config(tmp_path)).values())
     factors = injection.verify_targets(tmp_path, c.Lora(rank=8, alpha=16.0))
     assert sum(int(np.prod(factor.shape)) for factor in factors.values()) == 30 * 8 * 10176
     assert sum(int(np.prod(factor.shape)) for factor in factors.values()) <= 0.02 * full

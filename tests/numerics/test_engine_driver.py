@@ -13,8 +13,8 @@ import torch
 import trio.testing
 from tests.numerics.tiny_engine import CONTEXT, tiny
 
+from corrente.engine.embedded.async_engine import EmbeddedEngine
 from corrente.engine.embedded.core import EmbeddedCore
-from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.errors import GenerationError
 from corrente.sync import pack
 from corrente.sync.base import Update
@@ -33,7 +33,7 @@ async def engine_case(kind: str, path: str) -> AsyncIterator[EngineCase]:
     core = EmbeddedCore(model=where, path=path)
     layout = core.layout()
     buffers = [torch.zeros(layout.nbytes, dtype=torch.uint8) for _ in range(2)]
-    core.attach(buffers)
+    core.attach_buffers(buffers)
     engine, weights = EmbeddedEngine(core), model.state_dict
 
     async def stage(version: int) -> Update:
@@ -43,7 +43,7 @@ async def engine_case(kind: str, path: str) -> AsyncIterator[EngineCase]:
         return Update(version=version, slot=9)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: engine.run(rest=lambda: anyio.sleep(TICK_S)))
+        tasks.start_soon(lambda: engine.run(after_step=lambda: anyio.sleep(TICK_S)))
         yield EngineCase(
             engine=engine, stage=stage, broken=broken, prompt=PROMPT, context=CONTEXT, long_tokens=80, tick_s=TICK_S
         )

@@ -242,7 +242,7 @@ def test_sliding_window_bounds_the_context(tmp_path: Path):
     config = AutoConfig.from_pretrained(where)
     config.sliding_window = 32
     config.save_pretrained(tmp_path)
-    assert EmbeddedCore(model=tmp_path).context == 32
+    assert EmbeddedCore(model=tmp_path).max_context == 32
 
 
 @pytest.mark.model

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from corrente.data.types import Completion, Sampling
 from corrente.engine.embedded.core import EmbeddedCore
-from corrente.engine.embedded.stop import StopStrings
+from corrente.engine.embedded.stop_conditions import StopStrings
 from corrente.errors import GenerationError
 from corrente.testing import samples
 
@@ -282,7 +282,7 @@ def _pushes(text: str, *stops: str) -> int | None:
     """After how many one-byte tokens a stop string was noticed."""
     watch = StopStrings(stops, _bytes_decoder)
     for at, byte in enumerate(text.encode(), start=1):
-        if watch.push(byte):
+        if watch.push_token(byte):
             return at
     return None
 

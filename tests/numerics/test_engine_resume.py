@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.numerics.tiny_engine import CONTEXT, Served, spell, tiny
 
 from corrente.data.types import Completion, Request, Sampling
-from corrente.engine.embedded.stop import StopStrings
+from corrente.engine.embedded.stop_conditions import StopStrings
 from corrente.errors import GenerationError
 from corrente.testing import samples
 
@@ -59,10 +59,10 @@ def disturbed(
     while len(done) < len(requests):
         for name, outcome in served.core.step():
             assert isinstance(outcome, Completion), outcome
-            joined = parts[name].then(outcome) if name in parts else outcome
+            joined = parts[name].joined_with(outcome) if name in parts else outcome
             if outcome.finish_reason == "abort":
                 aborts += 1
-                parts[name], asked[name] = joined, asked[name].after(outcome)
+                parts[name], asked[name] = joined, asked[name].resumed_after(outcome)
                 served.core.submit(asked[name])
             else:
                 done[name] = joined
@@ -92,9 +92,9 @@ def test_interruption_at_every_token_changes_nothing(temperature: float):
     whole = undisturbed(served, [request])["r"]
     for written in range(1, 12):
         first = head(whole, written)
-        rest = undisturbed(served, [request.after(first)])["r"]
+        rest = undisturbed(served, [request.resumed_after(first)])["r"]
         assert len(rest.tokens) == 12 - written
-        joined = first.then(rest)
+        joined = first.joined_with(rest)
         assert joined.tokens.tolist() == whole.tokens.tolist()
         np.testing.assert_allclose(joined.logprobs, whole.logprobs, atol=1e-4)
 
@@ -124,7 +124,7 @@ def test_budget_counts_what_was_written_however_often_it_is_interrupted():
         ((_, part),) = outcomes or served.core.step()
         assert isinstance(part, Completion)
         parts.append(part)
-        request = request.after(part)
+        request = request.resumed_after(part)
     assert [(len(part.tokens), part.finish_reason) for part in parts] == [(2, "abort"), (2, "abort"), (1, "length")]
     spent = undisturbed(served, [request])["r"]
     assert (len(spent.tokens), spent.finish_reason, spent.spans) == (0, "length", ())
@@ -135,7 +135,7 @@ def test_resumed_request_is_clipped_to_the_context():
     served = serve()
     whole = undisturbed(served, [request])["r"]
     first = aborted(served, request, steps=2)
-    joined = first.then(undisturbed(served, [request.after(first)])["r"])
+    joined = first.joined_with(undisturbed(served, [request.resumed_after(first)])["r"])
     assert joined.tokens.tolist() == whole.tokens.tolist()
     assert (len(joined.tokens), joined.finish_reason) == (6, "length")
 
@@ -151,11 +151,11 @@ def test_resumed_member_of_a_live_group_computes_only_what_it_wrote():
     ((_, part),) = served.core.step()
     assert isinstance(part, Completion)
     before = served.core.stats().prefill_tokens
-    served.core.submit(group[1].after(part))
+    served.core.submit(group[1].resumed_after(part))
     served.core.step()
     assert served.core.stats().prefill_tokens - before == len(part.tokens)
     done = served.finish()
-    assert part.then(done["0/1"]).tokens.tolist() == undisturbed(serve(), group)["0/1"].tokens.tolist()
+    assert part.joined_with(done["0/1"]).tokens.tolist() == undisturbed(serve(), group)["0/1"].tokens.tolist()
 
 
 def test_tokens_that_are_computed_again_are_counted():
@@ -163,7 +163,7 @@ def test_tokens_that_are_computed_again_are_counted():
     request = samples.request(tokens=PROMPT, max_tokens=20)
     part = aborted(served, request, steps=5)
     before = served.core.stats()
-    undisturbed(served, [request.after(part)])
+    undisturbed(served, [request.resumed_after(part)])
     after = served.core.stats()
     assert after.prefill_tokens - before.prefill_tokens == len(PROMPT) + 6
     assert after.decode_tokens - before.decode_tokens == 14
@@ -195,17 +195,17 @@ def test_partials_tell_what_live_requests_have_and_change_nothing():
     served = serve(max_sequences=3)
     for request in requests:
         served.core.submit(request)
-    assert served.core.partials([r.id for r in requests]) == {}
+    assert served.core.partial_completions([r.id for r in requests]) == {}
     for _ in range(3):
         served.core.step()
-    told = served.core.partials(["0/0", "0/2", "0/3", "nobody"])
+    told = served.core.partial_completions(["0/0", "0/2", "0/3", "nobody"])
     assert set(told) == {"0/0", "0/2"}
     for name, partial in told.items():
         assert partial.tokens.tolist() == whole[name].tokens[:4].tolist()
         assert (partial.finish_reason, len(partial.logprobs)) == ("abort", 4)
     done = served.finish()
     assert {n: c.tokens.tolist() for n, c in done.items()} == {n: c.tokens.tolist() for n, c in whole.items()}
-    assert served.core.partials([r.id for r in requests]) == {}
+    assert served.core.partial_completions([r.id for r in requests]) == {}
 
 
 # ---- stop strings --------------------------------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ def test_stop_string_half_before_and_half_after_an_interruption_ends_the_complet
     assert (whole.finish_reason, whole.text) == ("stop", free.text[: free.text.index(across)])
     for written in range(1, len(whole.tokens)):
         first = head(whole, written)
-        rest = undisturbed(served, [request.after(first)])["r"]
+        rest = undisturbed(served, [request.resumed_after(first)])["r"]
         assert (rest.finish_reason, rest.text) == ("stop", whole.text)
-        assert first.then(rest).tokens.tolist() == whole.tokens.tolist()
+        assert first.joined_with(rest).tokens.tolist() == whole.tokens.tolist()
 
 
 def test_text_of_a_resumed_completion_is_the_whole(tmp_path: Path):
@@ -233,7 +233,7 @@ def test_text_of_a_resumed_completion_is_the_whole(tmp_path: Path):
     whole = undisturbed(served, [request])["r"]
     first = aborted(served, request, steps=4)
     assert first.text == whole.text[:10]
-    assert undisturbed(served, [request.after(first)])["r"].text == whole.text
+    assert undisturbed(served, [request.resumed_after(first)])["r"].text == whole.text
 
 
 def _decode(ids: Any) -> str:
@@ -241,7 +241,7 @@ def _decode(ids: Any) -> str:
 
 
 def _noticed(watch: StopStrings, tokens: Sequence[int]) -> list[bool]:
-    return [watch.push(token) for token in tokens]
+    return [watch.push_token(token) for token in tokens]
 
 
 @settings(max_examples=200, deadline=None)
@@ -254,5 +254,5 @@ def test_watch_that_catches_up_is_where_it_would_have_been(text: str, stops: lis
     at = data.draw(st.integers(0, len(tokens)))
     steady, late = StopStrings(stops, _decode), StopStrings(stops, _decode)
     before = _noticed(steady, tokens[:at])
-    assert late.catch_up(tokens[:at]) == any(before)
+    assert late.push_all(tokens[:at]) == any(before)
     assert _noticed(late, tokens[at:]) == _noticed(steady, tokens[at:])

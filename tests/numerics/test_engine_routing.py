@@ -30,7 +30,7 @@ from corrente.engine.embedded.core import EmbeddedCore
 from corrente.errors import AlignmentError, ConfigError
 from corrente.learner.model import recompute_activations
 from corrente.learner.packing import as_rows, as_tree, plan_packs
-from corrente.models.moe_routing import Routers, routers_of
+from corrente.models.moe_routing import Routers, find_routers
 from corrente.testing import samples
 
 
@@ -38,11 +38,11 @@ from corrente.testing import samples
 def chosen(model: Any, tokens: Tokens) -> Experts:
     """The experts of every token (len, layers, k) in one plain forward pass."""
     model = copy.deepcopy(model)
-    routers = routers_of(model)
+    routers = find_routers(model)
     assert isinstance(routers, Routers)
     routers.recording = True
     model(input_ids=torch.from_numpy(tokens).long()[None])
-    return routers.recorded()
+    return routers.recorded_experts()
 
 
 def same(a: Experts, b: Experts) -> bool:
@@ -105,7 +105,7 @@ def test_experts_stay_with_their_pass_when_weights_land_in_the_middle(mode: Any)
     served.submit(PROMPTS[1], LONG, name="a", seed=8)
     for _ in range(5):
         served.core.step()
-    (partial,) = served.core.partials(["a"]).values()
+    (partial,) = served.core.partial_completions(["a"]).values()
     served.flip(other, 1, mode)
     served.submit(PROMPTS[1], LONG, name="b", seed=4)
     done = served.finish()
@@ -127,8 +127,8 @@ def test_experts_of_a_resumed_request_continue_those_of_its_partial():
     again, _, _ = serve_mixture("qwen3_moe")
     request = samples.request(id="0", tokens=PROMPTS[0], sampling=LONG)
     partial = again.interrupted(request, steps=4)
-    again.core.submit(request.after(partial))
-    joined = partial.then(again.finish()["0"])
+    again.core.submit(request.resumed_after(partial))
+    joined = partial.joined_with(again.finish()["0"])
     assert np.array_equal(joined.tokens, whole.tokens)
     assert np.array_equal(kept(joined), kept(whole))
 
@@ -141,8 +141,8 @@ def test_request_that_was_aborted_before_it_was_read_has_no_experts():
     served.core.abort(["b"])
     done = served.finish()
     assert done["b"].routing is None
-    assert done["b"].then(done["a"]).routing is done["a"].routing or same(
-        kept(done["b"].then(done["a"])), kept(done["a"])
+    assert done["b"].joined_with(done["a"]).routing is done["a"].routing or same(
+        kept(done["b"].joined_with(done["a"])), kept(done["a"])
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from corrente.data.types import Sampling
-from corrente.engine.embedded.sampling import compile_rules, draw, uniforms
+from corrente.engine.embedded.sampling import compile_rules, draw_tokens, uniform_numbers
 
 VOCABULARY = 1100
 MIXES = [
@@ -51,7 +51,7 @@ def sample(logits: np.ndarray, samplings: list[Sampling], *, seeds: list[int], p
     rules = compile_rules(
         list(zip(samplings, seeds, strict=True)), vocabulary=logits.shape[1], device=torch.device("cpu")
     )
-    return draw(torch.from_numpy(logits.copy(order="K")), rules, np.full(len(seeds), position, np.int64))
+    return draw_tokens(torch.from_numpy(logits.copy(order="K")), rules, np.full(len(seeds), position, np.int64))
 
 
 def random_logits(rows: int, *, spread: float = 2.0, vocabulary: int = VOCABULARY) -> np.ndarray:
@@ -160,7 +160,7 @@ def test_logits_in_either_memory_order_draw_alike():
 def test_uniforms_are_uniform_in_seed_and_in_position():
     seeds = np.arange(20000, dtype=np.uint64)
     zeros = np.zeros(20000, np.int64)
-    for values in (uniforms(seeds, zeros), uniforms(zeros.astype(np.uint64), np.arange(20000))):
+    for values in (uniform_numbers(seeds, zeros), uniform_numbers(zeros.astype(np.uint64), np.arange(20000))):
         assert 0 <= values.min() <= values.max() < 1
         counts = np.histogram(values, 50, (0, 1))[0]
         assert ((counts - 400) ** 2 / 400).sum() < 90  # chi-square with 49 degrees of freedom: 99.97 %
@@ -168,6 +168,6 @@ def test_uniforms_are_uniform_in_seed_and_in_position():
 
 
 def test_uniforms_repeat():
-    a = uniforms(np.array([7, 7], np.uint64), np.array([1, 2]))
-    assert a.tolist() == uniforms(np.array([7, 7], np.uint64), np.array([1, 2])).tolist()
+    a = uniform_numbers(np.array([7, 7], np.uint64), np.array([1, 2]))
+    assert a.tolist() == uniform_numbers(np.array([7, 7], np.uint64), np.array([1, 2])).tolist()
     assert a[0] != a[1]

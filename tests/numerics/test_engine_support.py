@@ -42,7 +42,7 @@ def test_support_makes_the_ratio_one_at_equal_weights(kind: str, temperature: fl
         sampling = Sampling(max_tokens=5, temperature=temperature, **cut)
         answers = sampled(served, sampling)
         kept = [c.support for _, completions in answers for c in completions]
-        assert all((support is not None) == sampling.cuts for support in kept)
+        assert all((support is not None) == sampling.truncates for support in kept)
         assert gaps(learner, step_of(sampling, answers)).max() < 3e-5, cut
 
 
@@ -131,8 +131,8 @@ def test_support_of_a_resumed_request_continues_that_of_its_partial():
     served = Served(where, model)
     request = samples.request(id="0", tokens=PROMPTS[0], sampling=sampling)
     partial = served.interrupted(request, steps=4)
-    served.core.submit(request.after(partial))
-    joined = partial.then(served.finish()["0"])
+    served.core.submit(request.resumed_after(partial))
+    joined = partial.joined_with(served.finish()["0"])
     assert joined.support is not None
     assert whole.support is not None
     assert np.array_equal(joined.tokens, whole.tokens)
@@ -157,7 +157,7 @@ def test_gradient_and_entropy_are_those_of_the_kept_distribution():
     hidden = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(97, 4, dtype=torch.float64, requires_grad=True)
     sets = [rng.choice(97, n, replace=False).astype(np.int32) for n in (1, 3, 60)]
-    support = Support.of([*sets, None, sets[1]], vocabulary=97)
+    support = Support.from_sets([*sets, None, sets[1]], vocabulary=97)
     slot = torch.tensor([0, 1, 1, 2, 3, 4])
     target = torch.tensor([int(sets[0][0]), int(sets[1][0]), int(sets[1][2]), int(sets[2][5]), 96, int(sets[1][1])])
     mix = torch.randn(6, dtype=torch.float64)
@@ -167,7 +167,7 @@ def test_gradient_and_entropy_are_those_of_the_kept_distribution():
 
     masked = (hidden @ weight.T / 0.7).clone()
     for row in range(5):
-        away = np.setdiff1d(np.arange(97), support.ids(row))
+        away = np.setdiff1d(np.arange(97), support.ids_at(row))
         masked[row, torch.from_numpy(away)] = -1e30
     logprobs = torch.log_softmax(masked, -1)
     plain = head.TokenLogprobs(logprobs[slot, target], -(logprobs.exp() * logprobs).sum(-1))
@@ -200,6 +200,6 @@ def test_token_outside_its_set_is_refused():
     tokens = row.tokens.copy()
     at = int(np.flatnonzero(row.loss_mask)[0])
     assert row.support is not None
-    tokens[at] = next(i for i in range(VOCABULARY) if i not in row.support.ids(at))
+    tokens[at] = next(i for i in range(VOCABULARY) if i not in row.support.ids_at(at))
     with pytest.raises(AlignmentError, match="not in the set"):
         plan_packs([msgspec.structs.replace(row, tokens=tokens)], weights_R=np.ones(1), version=0, budget=100)

@@ -14,7 +14,7 @@ from tests.numerics.tiny_engine import VOCABULARY, Served, tiny
 
 from corrente.data.types import Completion, Sampling, Span, Tokens
 from corrente.engine.embedded.kv import KVCache
-from corrente.engine.embedded.rows import LiveRows
+from corrente.engine.embedded.live_rows import LiveRows
 from corrente.engine.embedded.sequence import LiveSequence
 from corrente.engine.embedded.weights import EmbeddedWeights
 from corrente.errors import SyncError
@@ -98,20 +98,20 @@ def test_sequences_end_in_every_way_under_two_versions():
 def test_slot_is_vacant_once_nobody_samples_from_it():
     served, other = serve()
     core = served.core
-    assert (core.held, core.vacant(0), core.vacant(1)) == (Update(version=0, slot=0), True, True)
+    assert (core.newest_update, core.is_slot_free(0), core.is_slot_free(1)) == (Update(version=0, slot=0), True, True)
     served.submit(PROMPT, Sampling(max_tokens=6), name="old")
     core.step()
-    assert (core.vacant(0), core.vacant(1)) == (False, True)
+    assert (core.is_slot_free(0), core.is_slot_free(1)) == (False, True)
     served.flip(other, 1, "snapshot")
     served.submit(PROMPT, LONG, name="new")
     core.step()
-    assert (core.vacant(0), core.vacant(1)) == (False, False)
+    assert (core.is_slot_free(0), core.is_slot_free(1)) == (False, False)
     with pytest.raises(SyncError, match=r"version 2.*buffer 0.*version 0"):
         core.apply(Update(version=2, slot=0), "snapshot")
     assert core.stats().version == 1
     while "old" not in dict(core.step()):
-        assert not core.vacant(0)
-    assert core.vacant(0)
+        assert not core.is_slot_free(0)
+    assert core.is_slot_free(0)
     served.flip(other, 2, "snapshot")
     done = served.finish()["new"]
     assert done.spans == (Span(1, 0, len(done.tokens)),)
@@ -125,7 +125,7 @@ def test_abort_makes_a_slot_vacant():
     served.core.step()
     served.flip(other, 1, "snapshot")
     served.core.abort(["old"])
-    assert served.core.vacant(0)
+    assert served.core.is_slot_free(0)
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
@@ -138,7 +138,7 @@ def test_swap_ends_a_snapshot(mode: Any):
     served.submit(PROMPT, LONG, name="new", seed=2)
     served.core.step()
     served.core.apply(Update(version=1, slot=1), mode)
-    assert served.core.vacant(0)
+    assert served.core.is_slot_free(0)
     done = served.finish()
     assert done["old"].spans == (Span(0, 0, 3), Span(1, 3, 30))
     assert done["new"].spans == (Span(1, 0, 30),)
@@ -210,7 +210,7 @@ def test_scores_are_those_of_the_newest_weights_while_a_snapshot_lasts():
 
 def _live(name: int) -> LiveSequence:
     request = samples.request(id=str(name), tokens=(name, name))
-    return LiveSequence(request, room=4, stop_ids=frozenset(), decode=None, vocabulary=VOCABULARY)
+    return LiveSequence(request, max_new_tokens=4, stop_ids=frozenset(), decode=None, vocabulary=VOCABULARY)
 
 
 @settings(max_examples=150, deadline=None)
@@ -218,7 +218,7 @@ def _live(name: int) -> LiveSequence:
 def test_rows_follow_their_sequences_and_versions_stay_together(data: st.DataObject):
     """Against a plain dictionary: name -> weights. Each row of the cache holds its sequence's name."""
     cache = KVCache(max_rows=64, max_slots=64)
-    cache.reserve(64, 2)
+    cache.ensure_capacity(64, 2)
     cache.keys, cache.values = [torch.zeros(64, 1, 64, 1)], [torch.zeros(64, 1, 64, 1)]
     rows, expected, names = LiveRows(cache), dict[str, EmbeddedWeights](), iter(range(10_000))
     newest = EmbeddedWeights(Update(version=0, slot=0), {})
@@ -230,17 +230,17 @@ def test_rows_follow_their_sequences_and_versions_stay_together(data: st.DataObj
                     cache.keys[0][row, 0, 0, 0] = cache.values[0][row, 0, 0, 0] = float(live.request.id)
                     expected[live.request.id] = newest
                 if new:
-                    rows.append(new, newest)
+                    rows.append_rows(new, newest)
             case "remove" if len(rows):
                 leaving = data.draw(st.sets(st.integers(0, len(rows) - 1), max_size=5))
                 for name in [live.request.id for row, live in enumerate(rows) if row in leaving]:
                     del expected[name]
-                rows.remove(leaving)
+                rows.remove_rows(leaving)
             case "snapshot" if len({id(segment.weights) for segment in rows.segments}) < 2:
                 newest = EmbeddedWeights(Update(version=newest.version + 1, slot=1 - newest.slot), {})
             case "swap":
                 newest = EmbeddedWeights(Update(version=newest.version + 1, slot=1 - newest.slot), {})
-                rows.move_to(newest, rebuilt=False)
+                rows.sample_all_from(newest, rebuilt=False)
                 expected = dict.fromkeys(expected, newest)
             case _:
                 pass

@@ -137,7 +137,7 @@ def test_blocks_see_what_the_whole_mask_shows(size, build_batch):
         assert block.stop - block.start <= size
         assert len(block.keys) <= block.stop - block.start + tree.positions.max()
         seen[block.start : block.stop, block.keys.numpy()] = block.mask[0, 0].numpy()
-    np.testing.assert_array_equal(seen, tree.mask())
+    np.testing.assert_array_equal(seen, tree.attention_mask())
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -165,6 +165,6 @@ def test_both_layouts_ask_for_the_same_contexts(build_batch):
     for k in range(len(pack.targets_K)):
         want = pack.contexts[pack.row_K[k]][: pack.at_K[k] + 1]
         node = tree.select_M[tree.slot_K[k]]
-        np.testing.assert_array_equal(tree.tokens[0][tree.tree.mask()[node]], want)
+        np.testing.assert_array_equal(tree.tokens[0][tree.tree.attention_mask()[node]], want)
         r, at = divmod(rows.select_M[rows.slot_K[k]], rows.tokens.shape[1])
         np.testing.assert_array_equal(rows.tokens[r, : at + 1], want)

@@ -118,7 +118,7 @@ class Served:
         self.core = EmbeddedCore(model=path, path=kind, **options)
         self.layout = self.core.layout()
         self.buffers = allocate_slots(self.layout, count=slots)
-        self.core.attach(self.buffers)
+        self.core.attach_buffers(self.buffers)
         self.flip(model, 0)
 
     def flip(self, model: Any, version: int, mode: ApplyMode = "swap") -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from corrente.buffer.base import Occupancy, Ticket
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.controller.parts import Parts
 from corrente.data.types import Group, Request
 from corrente.errors import LedgerError
@@ -138,10 +138,12 @@ class CompletionOrder:
         self._generating: set[int] = set()
         self._ready: list[Group] = []
         self._training: set[int] = set()
-        self._bell = Bell()
+        self._changed = Condition()
 
     async def reserve(self) -> Ticket:
-        await self._bell.until(lambda: len(self._generating) + len(self._ready) + len(self._training) < self._slots)
+        await self._changed.wait_for(
+            lambda: len(self._generating) + len(self._ready) + len(self._training) < self._slots
+        )
         self._generating.add(self._next)
         self._next += 1
         return Ticket(self._next - 1)
@@ -149,22 +151,22 @@ class CompletionOrder:
     def put(self, group: Group) -> None:
         self._generating.remove(group.id)
         self._ready.append(group)
-        self._bell.ring()
+        self._changed.notify_all()
 
     def drop(self, ticket: int) -> None:
         self._generating.discard(ticket)
         self._training.discard(ticket)
-        self._bell.ring()
+        self._changed.notify_all()
 
     async def take(self, count: int) -> list[Group]:
-        await self._bell.until(lambda: len(self._ready) >= count)
+        await self._changed.wait_for(lambda: len(self._ready) >= count)
         taken, self._ready = self._ready[:count], self._ready[count:]
         self._training.update(g.id for g in taken)
         return taken
 
     def release(self, groups: Sequence[int]) -> None:
         self._training.difference_update(groups)
-        self._bell.ring()
+        self._changed.notify_all()
 
     def close(self) -> None:
         self._closed = True

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.chat_tokenizers import FORGETS, WITH_TOOLS, chat_renderer
 
 from corrente.common import serialization
-from corrente.common.threads import inline
+from corrente.common.threads import call_inline
 from corrente.config.env import Tools
 from corrente.data.types import Completion, Prompt, Request, Sampling
 from corrente.env.base import PlayedEpisode
@@ -80,11 +80,11 @@ class Table:
 
         async def make() -> EnvInstance:
             return EnvInstance(
-                factory() if factory else None, functions=functions, offload=inline, deadline_s=given.deadline_s
+                factory() if factory else None, functions=functions, offload=call_inline, deadline_s=given.deadline_s
             )
 
         self.pool = InstancePool(make, limit=limit, tell=lambda level, message: self.events.append(message))
-        stage = EnvInstance(factory() if factory else None, functions=functions, offload=inline, deadline_s=1)
+        stage = EnvInstance(factory() if factory else None, functions=functions, offload=call_inline, deadline_s=1)
         renderer, self.tokenizer = chat_renderer(template, tools=[tool_schema(f) for f in stage.functions])
         self.env = Conversation(
             {"": EnvSetup(pool=self.pool, renderer=renderer)},

@@ -368,7 +368,7 @@ def test_finite_data_of_which_too_much_failed_is_an_error_although_no_window_is_
 def test_no_data_at_all_ends_the_run() -> None:
     async def main() -> Simulation:
         simulation = build(flow(steps=5), World(rows=1))
-        assert simulation.prompts.next() is not None
+        assert simulation.prompts.next_prompt() is not None
         return await play(simulation)
 
     run = run_virtual(main)
@@ -472,7 +472,7 @@ def test_engine_is_not_asked_before_it_holds_weights() -> None:
     )
     conserved(run)
     assert run.counts["failed"] == 0
-    request = Request(id="early", tokens=run.parts.prompts.find(["0/0"])[0].tokens, sampling=Sampling())
+    request = Request(id="early", tokens=run.parts.prompts.find_prompts(["0/0"])[0].tokens, sampling=Sampling())
     with pytest.raises(GenerationError, match="no weights"):
         run_virtual(VirtualEngine().generate, request)
 

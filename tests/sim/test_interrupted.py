@@ -362,7 +362,7 @@ def _length_of(row: int, config: RunConfig, world: World) -> int:
     async def main() -> Simulation:
         alone = build(config, msgspec.structs.replace(world, rows=row + 1))
         for _ in range(row):
-            alone.prompts.next()
+            alone.prompts.next_prompt()
         return await play(alone)
 
     return run_virtual(main).engine_stats.decode_tokens

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.unit.chat_tokenizers import CharTokenizer
 
-from corrente.common.threads import inline
+from corrente.common.threads import call_inline
 from corrente.config import Cancel, Checkpoint, Limits, Resume, RunConfig, Swap
 from corrente.config.env import Environments
 from corrente.env.chat_renderer import ChatRenderer
@@ -64,7 +64,7 @@ class Town:
     def env(self, config: RunConfig) -> tuple[Conversation, InstancePool]:
         async def make() -> EnvInstance:
             self.hosts.append(Host(self))
-            return EnvInstance(self.hosts[-1], functions=(), offload=inline, deadline_s=500.0)
+            return EnvInstance(self.hosts[-1], functions=(), offload=call_inline, deadline_s=500.0)
 
         pool = InstancePool(make, limit=self.limit)
         tokenizer = CharTokenizer()

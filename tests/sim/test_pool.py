@@ -282,7 +282,7 @@ def test_partials_of_a_dead_replica_are_not_sampled_again():
             answers.ask("a")
             answers.ask("b")
             await anyio.sleep(1.05)
-            seen = await case.pool.partials(["a", "b", "nobody"])
+            seen = await case.pool.partial_completions(["a", "b", "nobody"])
             assert {name: len(part.tokens) for name, part in seen.items()} == {"a": 10, "b": 10}
             await case.publish()
             await anyio.sleep(1)

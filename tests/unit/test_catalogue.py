@@ -10,7 +10,7 @@ from tests.unit.test_learner_metrics import trace
 
 from corrente.data.reductions import Accumulator
 from corrente.learner import metrics
-from corrente.observe.catalogue import AREAS, find
+from corrente.observe.metric_catalogue import AREAS, find_metric
 
 ROOT = Path(__file__).parents[2]
 INTERNAL = ("ratio/square",)
@@ -39,15 +39,15 @@ def test_page_says_how_the_learner_combines_each_metric():
     for name, how in sums.reductions().items():
         if name in INTERNAL or name.endswith("/ratio_square"):
             continue
-        row = find(name)
-        assert row is not None, f"{name} is not in observe/catalogue.py"
+        row = find_metric(name)
+        assert row is not None, f"{name} is not in observe/metric_catalogue.py"
         assert row.combined == how, name
 
 
 def test_every_number_of_the_learner_is_on_the_page():
     sums = Accumulator()
     metrics.record_tokens(sums, trace())
-    missing = [name for name in metrics.step_report(sums) if find(name) is None]
+    missing = [name for name in metrics.step_report(sums) if find_metric(name) is None]
     assert not missing
 
 
@@ -63,5 +63,5 @@ def test_every_number_of_the_learner_is_on_the_page():
     ],
 )
 def test_find_takes_the_exact_row_before_a_pattern(name: str, row: str | None):
-    found = find(name)
+    found = find_metric(name)
     assert (found and found.name) == row

@@ -16,8 +16,8 @@ from corrente import config as c
 from corrente.data.types import Completion, Request, Sampling
 from corrente.env.single import SingleTurnEnv
 from corrente.errors import ConfigError, RolloutError
-from corrente.prompts.build import build
-from corrente.prompts.chat import ChatTemplate, conversation, read_template
+from corrente.prompts.build import build_prompts
+from corrente.prompts.chat import ChatTemplate, parse_conversation, read_template
 from corrente.prompts.tokenizer import Tokenizer
 from corrente.testing import samples
 
@@ -90,8 +90,8 @@ def _asked_of_the_engine(row: dict[str, Any], tokenizer: Tokenizer, chat: c.Chat
         return samples.completion()
 
     config = c.RunConfig(prompts=c.GivenRows(), chat=chat)
-    prompts = build(config, tokenizer.encode, chat=ChatTemplate(tokenizer, chat), brought=[row])
-    prompt = prompts.next()
+    prompts = build_prompts(config, tokenizer.encode, chat=ChatTemplate(tokenizer, chat), passed_dataset=[row])
+    prompt = prompts.next_prompt()
     assert prompt is not None
     anyio.run(lambda: SingleTurnEnv(Sampling()).play(prompt, generate, key="0", group="0", seed=0))
     return asked[0].tokens.tolist()
@@ -177,10 +177,12 @@ def test_template_that_is_no_file_is_refused():
 
 @pytest.mark.parametrize("value", [None, "text", [], [1], [{"content": "no role"}], {"role": "user"}, [{"role": 1}]])
 def test_conversation_is_a_list_of_messages_and_nothing_else(value: Any):
-    assert conversation(value) is None
+    assert parse_conversation(value) is None
 
 
 def test_keys_that_hold_nothing_are_left_out_of_messages():
     """Arrow gives every message the keys of all."""
-    assert conversation([{"role": "user", "content": "1", "tool_calls": None}]) == ({"role": "user", "content": "1"},)
-    assert json.dumps(conversation(ASKED)) == json.dumps(ASKED)
+    assert parse_conversation([{"role": "user", "content": "1", "tool_calls": None}]) == (
+        {"role": "user", "content": "1"},
+    )
+    assert json.dumps(parse_conversation(ASKED)) == json.dumps(ASKED)

@@ -109,10 +109,10 @@ def test_checkpoint_folder_clears_what_a_crash_kept_from_being_removed(tmp_path:
 def test_random_state_of_users_is_kept_with_a_checkpoint_and_goes_on_from_there(tmp_path: Path):
     random.seed(3)
     np.random.seed(3)
-    kept = msgspec.structs.replace(snapshot(5), randomness=rng.state())
+    kept = msgspec.structs.replace(snapshot(5), randomness=rng.rng_state())
     path = anyio.run(checkpoint_folder.CheckpointFolder(tmp_path).write, kept, TextLearner())
     expected = [random.random(), random.gauss(0, 1), float(np.random.normal())]
     for _ in range(3):
         random.random()
-    rng.restore(checkpoint_folder.read(path).randomness)
+    rng.restore_rng_state(checkpoint_folder.read(path).randomness)
     assert [random.random(), random.gauss(0, 1), float(np.random.normal())] == expected

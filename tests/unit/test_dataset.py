@@ -16,7 +16,7 @@ from corrente.data.types import Prompt
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.prompts.base import Prompts
-from corrente.prompts.build import build, build_eval
+from corrente.prompts.build import build_eval_prompts, build_prompts
 from corrente.testing.stages import check_prompts
 
 ROWS = [{"prompt": f"né {i}", "answer": i} for i in range(10)]
@@ -53,11 +53,11 @@ BROUGHT: dict[str, Any] = {"list": ROWS, "items": Items(), "iterable": Repeatabl
 def _make(brought: Any, *, seed: int = 0, **knobs: Any) -> Prompts:
     knobs = {"epochs": 3, "shuffle_window": 4, **knobs}
     config = c.RunConfig(run=c.Run(seed=seed), prompts=c.GivenRows(**knobs))
-    return build(config, encode, brought=brought)
+    return build_prompts(config, encode, passed_dataset=brought)
 
 
 def _all(prompts: Prompts, most: int = 100) -> list[Prompt]:
-    taken = [prompts.next() for _ in range(most)]
+    taken = [prompts.next_prompt() for _ in range(most)]
     return [prompt for prompt in taken if prompt is not None]
 
 
@@ -92,7 +92,7 @@ def test_rows_keep_their_order_without_shuffle(brought: Any):
 def test_restored_position_continues_where_it_stood(brought: Any, before: int):
     one, other = _make(brought), _make(brought)
     for _ in range(before):
-        one.next()
+        one.next_prompt()
     other.restore(json.loads(json.dumps(one.state())))
     assert [p.id for p in _all(other)] == [p.id for p in _all(one)]
 
@@ -100,7 +100,7 @@ def test_restored_position_continues_where_it_stood(brought: Any, before: int):
 def test_prompts_are_found_by_their_ids_in_order(brought: Any):
     taken = _all(_make(brought))
     wanted = [taken[at] for at in (20, 3, 11, 4)]
-    found = _make(brought).find([p.id for p in wanted])
+    found = _make(brought).find_prompts([p.id for p in wanted])
     assert [(p.id, p.text, p.fields) for p in found] == [(p.id, p.text, p.fields) for p in wanted]
 
 
@@ -111,12 +111,12 @@ def test_prompts_keep_their_contract(brought: Any):
 def test_stream_that_lost_rows_cannot_be_resumed():
     whole, short = _make(Repeatable(), epochs=1), _make(lambda: ROWS[:3], epochs=1)
     for _ in range(6):
-        whole.next()
+        whole.next_prompt()
     short.restore(whole.state())
     with pytest.raises(ConfigError, match="ended after 3 rows, but the checkpoint was written after 6"):
-        short.next()
+        short.next_prompt()
     with pytest.raises(ConfigError, match=r"has no row 0/7"):
-        short.find(["0/2", "0/7"])
+        short.find_prompts(["0/2", "0/7"])
 
 
 def test_stream_is_told_the_epoch_and_read_no_further_than_its_window():
@@ -135,7 +135,7 @@ def test_stream_is_told_the_epoch_and_read_no_further_than_its_window():
 
     stream = Told()
     prompts = _make(stream, epochs=2)
-    prompts.next()
+    prompts.next_prompt()
     assert stream.read == 5
     _all(prompts)
     assert stream.epochs == [0, 1]
@@ -176,9 +176,9 @@ def test_folder_that_is_no_dataset_is_refused_with_the_reason(dataset: Any, mess
 @pytest.mark.parametrize(("stream", "message"), [(lambda: [], "has no rows"), (lambda: 3, "returned int")])
 def test_stream_without_rows_is_an_error_and_no_endless_loop(stream: Callable[[], Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        _make(stream, epochs=0).next()
+        _make(stream, epochs=0).next_prompt()
     with pytest.raises(ConfigError, match=message):
-        _make(stream, epochs=0).find(["0/0"])  # how the first row is looked at before a model is loaded
+        _make(stream, epochs=0).find_prompts(["0/0"])  # how the first row is looked at before a model is loaded
 
 
 def test_given_rows_without_rows_are_refused_by_key():
@@ -188,16 +188,20 @@ def test_given_rows_without_rows_are_refused_by_key():
 
 def test_dataset_that_is_given_takes_the_knobs_of_the_section_it_replaces():
     config = c.RunConfig(prompts=c.Jsonl(path="unused", column="q", epochs=1, shuffle=False))
-    assert [p.text for p in _all(build(config, encode, brought=[{"q": "a"}, {"q": "b"}]))] == ["a", "b"]
+    assert [p.text for p in _all(build_prompts(config, encode, passed_dataset=[{"q": "a"}, {"q": "b"}]))] == ["a", "b"]
 
 
 def test_held_out_rows_are_the_first_of_what_is_given_shared_among_several_names():
     config = c.RunConfig(prompts=c.GivenRows(), eval=c.Eval(prompts=5))
-    assert [p.id for p in build_eval(config, encode, brought=ROWS)] == [f"eval/{row}" for row in range(5)]
-    assert [p.id for p in build_eval(config, encode, brought=generated)] == [f"eval/{row}" for row in range(5)]
-    several = build_eval(config, encode, brought={"a": ROWS, "b": Repeatable()})
+    assert [p.id for p in build_eval_prompts(config, encode, passed_dataset=ROWS)] == [
+        f"eval/{row}" for row in range(5)
+    ]
+    assert [p.id for p in build_eval_prompts(config, encode, passed_dataset=generated)] == [
+        f"eval/{row}" for row in range(5)
+    ]
+    several = build_eval_prompts(config, encode, passed_dataset={"a": ROWS, "b": Repeatable()})
     assert [p.id for p in several] == ["a:eval/0", "a:eval/1", "a:eval/2", "b:eval/0", "b:eval/1"]
-    assert build_eval(config, encode) == ()
+    assert build_eval_prompts(config, encode) == ()
 
 
 # ---- files and the hub's layout ----------------------------------------------------------------------------------------------
@@ -230,13 +234,13 @@ class Shouting:
 def test_parquet_holds_text_or_conversations(chats: Path, tmp_path: Path):
     section = c.Parquet(path=str(chats), eval_path=str(chats), epochs=1)
     config = c.RunConfig(prompts=section, eval=c.Eval(prompts=2))
-    taken = _all(build(config, encode, chat=Shouting()))
+    taken = _all(build_prompts(config, encode, chat=Shouting()))
     assert sorted(p.fields["answer"] for p in taken) == list(range(10))
     for prompt in taken:
         assert prompt.messages == ({"role": "user", "content": f"né {prompt.fields['answer']}"},)
         assert prompt.text == f"NÉ {prompt.fields['answer']}"
-    assert len(build_eval(config, encode, chat=Shouting())) == 2
-    check_prompts(lambda: build(config, encode, chat=Shouting()))
+    assert len(build_eval_prompts(config, encode, chat=Shouting())) == 2
+    check_prompts(lambda: build_prompts(config, encode, chat=Shouting()))
 
 
 @pytest.mark.slow
@@ -269,14 +273,14 @@ def test_hub_layout_on_disk_is_a_table_or_a_stream(chats: Path, streaming: bool,
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     section = c.Dataset(path=str(chats.parent), streaming=streaming, epochs=2, shuffle_window=4)
     config = c.RunConfig(prompts=section)
-    taken = _all(build(config, encode, chat=Shouting()))
+    taken = _all(build_prompts(config, encode, chat=Shouting()))
     assert sorted(p.fields["answer"] for p in taken[:10]) == list(range(10))
     assert [p.id for p in taken[:10]] != [p.id for p in taken[10:]]
     assert taken[0].messages[0]["role"] == "user"
-    again = build(config, encode, chat=Shouting())
+    again = build_prompts(config, encode, chat=Shouting())
     for _ in range(7):
-        again.next()
-    resumed = build(config, encode, chat=Shouting())
+        again.next_prompt()
+    resumed = build_prompts(config, encode, chat=Shouting())
     resumed.restore(again.state())
     assert [p.id for p in _all(resumed)] == [p.id for p in taken[7:]]
 
@@ -291,13 +295,13 @@ def test_datasets_objects_are_taken_as_they_are(tmp_path: Path):
         _make(datasets.DatasetDict({"train": whole}))
     datasets.DatasetDict({"train": whole}).save_to_disk(tmp_path / "saved")
     section = c.Dataset(path=str(tmp_path / "saved"), epochs=1)
-    assert len(_all(build(c.RunConfig(prompts=section), encode))) == 10
+    assert len(_all(build_prompts(c.RunConfig(prompts=section), encode))) == 10
     with pytest.raises(ConfigError, match=r"split 'test': there is no such split .it has train"):
-        build(c.RunConfig(prompts=c.Dataset(path=str(tmp_path / "saved"), split="test")), encode)
+        build_prompts(c.RunConfig(prompts=c.Dataset(path=str(tmp_path / "saved"), split="test")), encode)
 
 
 @pytest.mark.slow
 def test_dataset_that_cannot_be_loaded_is_a_config_error(tmp_path: Path):
     pytest.importorskip("datasets")
     with pytest.raises(ConfigError, match=r"prompts\.path = '.*', split 'train' cannot be loaded"):
-        build(c.RunConfig(prompts=c.Dataset(path=str(tmp_path / "nowhere"))), encode)
+        build_prompts(c.RunConfig(prompts=c.Dataset(path=str(tmp_path / "nowhere"))), encode)

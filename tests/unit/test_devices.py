@@ -49,11 +49,11 @@ def test_learner_has_the_last_gpu_and_engines_take_turns_at_the_others(
     gpus: Any, count: int, learner: str, engines: list[str]
 ):
     gpus(count)
-    assert devices.learner("auto") == learner
-    assert [devices.engine("auto", index) for index in range(3)] == engines
-    assert devices.learner("cpu") == devices.engine("cpu", 1) == "cpu"
+    assert devices.learner_device("auto") == learner
+    assert [devices.engine_device("auto", index) for index in range(3)] == engines
+    assert devices.learner_device("cpu") == devices.engine_device("cpu", 1) == "cpu"
     if count:
-        assert (devices.learner("cuda"), devices.engine("cuda")) == (learner, engines[0])
+        assert (devices.learner_device("cuda"), devices.engine_device("cuda")) == (learner, engines[0])
 
 
 def test_cores_are_built_where_the_config_says(gpus: Any, monkeypatch: pytest.MonkeyPatch):

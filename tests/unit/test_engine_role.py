@@ -119,7 +119,7 @@ def test_slot_is_reserved_once_no_live_sequence_samples_from_it(desks: tuple[Des
     engine, learner = desks
     _publish(engine, learner, 0)
     taken = True
-    engine.role.core.vacant = lambda slot: not taken  # pyright: ignore
+    engine.role.core.is_slot_free = lambda slot: not taken  # pyright: ignore
     engine.ask(wire.Reserve(slot=1))
     reserving = engine.number
     engine.ask(_request("a"))

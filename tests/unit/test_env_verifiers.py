@@ -10,7 +10,7 @@ import anyio
 import pytest
 from tests.unit.endpoint import endpoint
 
-from corrente.common.threads import DaemonThreads, inline
+from corrente.common.threads import DaemonThreads, call_inline
 from corrente.env.adapters.verifiers import Verifiers
 from corrente.env.environment import Observation
 from corrente.env.instance import EnvInstance
@@ -427,7 +427,7 @@ def test_verifiers_taskset_that_brings_its_own_environment_is_refused(tmp_path: 
 
 def test_verifiers_is_played_without_tools_of_the_run():
     with pytest.raises(ConfigError, match=r"env\.functions: Verifiers is played without tools"):
-        EnvInstance(Verifiers(**OPTIONS), functions=(loud,), offload=inline, deadline_s=5.0)
+        EnvInstance(Verifiers(**OPTIONS), functions=(loud,), offload=call_inline, deadline_s=5.0)
 
 
 def _said(answer: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from corrente.controller.eval_metrics import eval_metrics, pass_at_k, source_of
 from corrente.data.types import Episode, Group
-from corrente.observe.eval_table import aligned, eval_table
+from corrente.observe.eval_table import align_columns, eval_table
 from corrente.testing import samples
 
 
@@ -95,6 +95,6 @@ def test_table_has_a_row_for_all_and_for_each_source():
     assert table[1] == ["all", "0.500 ± 0.289", "0.548", "0.500", "0.667", "2.0", "0%"]
     assert [row[0] for row in table[2:]] == ["easy", "hard"]
     assert table[3][1:4] == ["0.000", "0.000", "0.000"]
-    lines = aligned(table)
+    lines = align_columns(table)
     assert lines[0].index("std") == lines[1].index("0.548", 20)
-    assert aligned(eval_table({"eval/episodes": 0.0}))[1].split() == ["all", "-", "-", "-", "-"]
+    assert align_columns(eval_table({"eval/episodes": 0.0}))[1].split() == ["all", "-", "-", "-", "-"]

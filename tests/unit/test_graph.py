@@ -143,11 +143,11 @@ def test_teacher_logprobs_lie_along_the_row_their_turn_is_in():
 
 
 def test_supports_stay_with_their_tokens():
-    kept = Support.of([np.array([10, 4], np.int32)], vocabulary=64)
+    kept = Support.from_sets([np.array([10, 4], np.int32)], vocabulary=64)
     (row,) = built(given_turn(1, 2), sampled_turn(10, support=kept), given_turn(5), sampled_turn(11, 12))
     assert row.support is not None
     assert row.support.counts.tolist() == [0, 0, 2, 0, 0, 0]
-    assert row.support.ids(2).tolist() == [4, 10]
+    assert row.support.ids_at(2).tolist() == [4, 10]
 
 
 def test_experts_are_those_of_the_pass_that_read_a_token():

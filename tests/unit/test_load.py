@@ -23,7 +23,7 @@ from corrente.config.env import Environments
 from corrente.config.load import dump_config, load_config, parse_config
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
-from corrente.models.limits import context
+from corrente.models.limits import context_tokens
 from corrente.staleness import gate
 
 ROOT = Path(__file__).parents[2]
@@ -491,7 +491,7 @@ def test_budget_that_a_model_has_no_positions_for_is_refused(tmp_path: Path):
         ({"max_position_embeddings": 96, "sliding_window": 48}, 95, False),
     ):
         (model / "config.json").write_text(json.dumps(shape))
-        assert context(model, 0, windowed=windowed) == fits + 1
+        assert context_tokens(model, 0, windowed=windowed) == fits + 1
         if windowed:
             _load(tmp_path, "", f"model.path={model}", f"sampling.max_tokens={fits}")
             message = _refusal(tmp_path, "", f"model.path={model}", f"sampling.max_tokens={fits + 1}")

@@ -16,8 +16,8 @@ from corrente.config.load import dump_config, parse_config
 from corrente.data.types import Prompt
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
-from corrente.prompts.build import build, build_eval
-from corrente.prompts.mixture import MixturePrompts, Part
+from corrente.prompts.build import build_eval_prompts, build_prompts
+from corrente.prompts.mixture import MixturePrompts, MixtureSource
 from corrente.testing import samples
 from corrente.testing.stages import check_prompts
 
@@ -32,13 +32,13 @@ class Numbers:
     def __init__(self, end: int = 1 << 30) -> None:
         self._end, self._at = end, 0
 
-    def next(self) -> Prompt | None:
+    def next_prompt(self) -> Prompt | None:
         if self._at == self._end:
             return None
         self._at += 1
         return self._make(self._at - 1)
 
-    def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
+    def find_prompts(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
         return tuple(self._make(int(name.split("/")[1])) for name in ids)
 
     def state(self) -> dict[str, Any]:
@@ -54,24 +54,26 @@ class Numbers:
         return samples.prompt(id=f"0/{number}", tokens=[number], fields={"row": number})
 
 
-def mixture(*parts: Part, seed: int = 0, length: int = 1000) -> MixturePrompts:
+def mixture(*parts: MixtureSource, seed: int = 0, length: int = 1000) -> MixturePrompts:
     return MixturePrompts(parts, seed=seed, length=length)
 
 
 def names(source: MixturePrompts, count: int) -> list[str]:
-    drawn = [source.next() for _ in range(count)]
+    drawn = [source.next_prompt() for _ in range(count)]
     return [p.id.partition(":")[0] for p in drawn if p is not None]
 
 
 def test_shares_are_those_of_the_weights():
-    source = mixture(Part(name="a", prompts=Numbers(), weight=3.0), Part(name="b", prompts=Numbers(), weight=1.0))
+    source = mixture(
+        MixtureSource(name="a", prompts=Numbers(), weight=3.0), MixtureSource(name="b", prompts=Numbers(), weight=1.0)
+    )
     counts = Counter(names(source, 4000))
     assert counts["a"] / 4000 == pytest.approx(0.75, abs=0.03)
 
 
 def test_each_source_keeps_its_own_order_and_its_prompts_say_where_they_are_from():
-    source = mixture(Part(name="a", prompts=Numbers()), Part(name="b", prompts=Numbers()))
-    prompts = [p for p in (source.next() for _ in range(100)) if p is not None]
+    source = mixture(MixtureSource(name="a", prompts=Numbers()), MixtureSource(name="b", prompts=Numbers()))
+    prompts = [p for p in (source.next_prompt() for _ in range(100)) if p is not None]
     for name in "ab":
         rows = [p.fields["row"] for p in prompts if p.id.startswith(f"{name}:")]
         assert rows == list(range(len(rows)))
@@ -80,8 +82,8 @@ def test_each_source_keeps_its_own_order_and_its_prompts_say_where_they_are_from
 
 
 def test_weights_move_over_the_run_and_then_stay():
-    easy = Part(name="easy", prompts=Numbers(), weight=1.0, weight_end=0.0)
-    hard = Part(name="hard", prompts=Numbers(), weight=0.0, weight_end=1.0)
+    easy = MixtureSource(name="easy", prompts=Numbers(), weight=1.0, weight_end=0.0)
+    hard = MixtureSource(name="hard", prompts=Numbers(), weight=0.0, weight_end=1.0)
     drawn = names(mixture(easy, hard, length=2000), 3000)
     shares = [drawn[at : at + 500].count("hard") / 500 for at in range(0, 3000, 500)]
     assert shares == pytest.approx([0.125, 0.375, 0.625, 0.875, 1.0, 1.0], abs=0.06)
@@ -89,9 +91,9 @@ def test_weights_move_over_the_run_and_then_stay():
 
 
 def test_weights_move_as_they_began_to_in_a_run_that_is_resumed_for_more_steps():
-    def parts() -> list[Part]:
+    def parts() -> list[MixtureSource]:
         ends = {"easy": (1.0, 0.0), "hard": (0.0, 1.0)}
-        return [Part(name=n, prompts=Numbers(), weight=a, weight_end=b) for n, (a, b) in ends.items()]
+        return [MixtureSource(name=n, prompts=Numbers(), weight=a, weight_end=b) for n, (a, b) in ends.items()]
 
     whole, first, second = mixture(*parts(), length=200), mixture(*parts(), length=200), mixture(*parts(), length=4000)
     before = names(first, 100)
@@ -101,18 +103,20 @@ def test_weights_move_as_they_began_to_in_a_run_that_is_resumed_for_more_steps()
 
 def test_source_that_ends_leaves_its_share_to_the_others_and_the_last_ends_the_mixture():
     source = mixture(
-        Part(name="a", prompts=Numbers(5), weight=10.0),
-        Part(name="b", prompts=Numbers(20)),
-        Part(name="c", prompts=Numbers(20)),
+        MixtureSource(name="a", prompts=Numbers(5), weight=10.0),
+        MixtureSource(name="b", prompts=Numbers(20)),
+        MixtureSource(name="c", prompts=Numbers(20)),
     )
     drawn = names(source, 100)
     assert Counter(drawn) == {"a": 5, "b": 20, "c": 20}
-    assert source.next() is None
-    assert source.next() is None
+    assert source.next_prompt() is None
+    assert source.next_prompt() is None
 
 
 def test_source_without_weight_is_drawn_only_when_nothing_else_is_left():
-    source = mixture(Part(name="a", prompts=Numbers(3)), Part(name="b", prompts=Numbers(3), weight=0.0))
+    source = mixture(
+        MixtureSource(name="a", prompts=Numbers(3)), MixtureSource(name="b", prompts=Numbers(3), weight=0.0)
+    )
     assert names(source, 10) == ["a"] * 3 + ["b"] * 3
 
 
@@ -120,8 +124,8 @@ def test_source_without_weight_is_drawn_only_when_nothing_else_is_left():
 def test_mixture_keeps_the_contract_of_prompts(end: int):
     check_prompts(
         lambda: mixture(
-            Part(name="a", prompts=Numbers(end), weight=2.0, weight_end=0.1),
-            Part(name="b", prompts=Numbers(end)),
+            MixtureSource(name="a", prompts=Numbers(end), weight=2.0, weight_end=0.1),
+            MixtureSource(name="b", prompts=Numbers(end)),
             length=30,
         )
     )
@@ -129,18 +133,21 @@ def test_mixture_keeps_the_contract_of_prompts(end: int):
 
 def test_order_depends_on_the_seed():
     def drawn(seed: int) -> list[str]:
-        return names(mixture(Part(name="a", prompts=Numbers()), Part(name="b", prompts=Numbers()), seed=seed), 50)
+        return names(
+            mixture(MixtureSource(name="a", prompts=Numbers()), MixtureSource(name="b", prompts=Numbers()), seed=seed),
+            50,
+        )
 
     assert drawn(1) == drawn(1) != drawn(2)
 
 
 def test_position_of_other_sources_is_refused():
-    state = mixture(Part(name="a", prompts=Numbers())).state()
-    other = mixture(Part(name="b", prompts=Numbers()))
+    state = mixture(MixtureSource(name="a", prompts=Numbers())).state()
+    other = mixture(MixtureSource(name="b", prompts=Numbers()))
     with pytest.raises(ConfigError, match="are b, but were a"):
         other.restore(state)
     with pytest.raises(ConfigError, match="no source 'a'"):
-        other.find(["a:0/0"])
+        other.find_prompts(["a:0/0"])
 
 
 # ---- from a config -----------------------------------------------------------------------------------------------------------
@@ -168,12 +175,12 @@ def test_config_makes_a_mixture_that_survives_a_dump(tmp_path: Path):
     import tomllib
 
     assert parse_config(tomllib.loads(dump_config(made))) == made
-    check_prompts(lambda: build(made, encode), most=30)
-    source = build(made, encode)
-    first = [p for p in (source.next() for _ in range(40)) if p is not None]
+    check_prompts(lambda: build_prompts(made, encode), most=30)
+    source = build_prompts(made, encode)
+    first = [p for p in (source.next_prompt() for _ in range(40)) if p is not None]
     assert {p.fields["source"] for p in first} == {"easy", "very hard", "arithmetic"}
     assert Counter(p.fields["source"] for p in first)["easy"] == 6
-    assert [p.id for p in build_eval(made, encode)] == ["easy:eval/0", "easy:eval/1", "arithmetic:eval/0"]
+    assert [p.id for p in build_eval_prompts(made, encode)] == ["easy:eval/0", "easy:eval/1", "arithmetic:eval/0"]
     assert "very hard (weight 0 to 1): 6 rows" in source.describe()
 
 
@@ -229,7 +236,7 @@ def test_evaluation_on_sources_of_its_own_replaces_what_the_prompts_hold_out(tmp
         },
     }
     made = parse_config(tables, beside=tmp_path)
-    ids = [prompt.id for prompt in build_eval(made, encode)]
+    ids = [prompt.id for prompt in build_eval_prompts(made, encode)]
     assert ids == ["two:eval/0", "two:eval/1", "two:eval/2", "hard:eval/0", "hard:eval/1"]
     assert parse_config(tomllib.loads(dump_config(made))) == made
     tables["eval"]["sources"][1]["name"] = "two"

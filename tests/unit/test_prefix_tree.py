@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrente.data.prefix_tree import fold
+from corrente.data.prefix_tree import fold_into_prefix_tree
 
 sequences = st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=8)
 
 
 @given(sequences)
 def test_nodes_are_the_distinct_prefixes(texts: list[list[int]]) -> None:
-    tree = fold([np.array(t, np.int32) for t in texts])
+    tree = fold_into_prefix_tree([np.array(t, np.int32) for t in texts])
     prefixes = {tuple(t[: at + 1]) for t in texts for at in range(len(t))}
     assert len(tree) == len(prefixes)
     of_node = {}
@@ -28,7 +28,7 @@ def test_nodes_are_the_distinct_prefixes(texts: list[list[int]]) -> None:
 
 @given(sequences)
 def test_tokens_positions_and_parents_follow_each_path(texts: list[list[int]]) -> None:
-    tree = fold([np.array(t, np.int32) for t in texts])
+    tree = fold_into_prefix_tree([np.array(t, np.int32) for t in texts])
     for text, path in zip(texts, tree.paths, strict=True):
         assert tree.tokens[path].tolist() == text
         assert tree.positions[path].tolist() == list(range(len(text)))
@@ -37,8 +37,8 @@ def test_tokens_positions_and_parents_follow_each_path(texts: list[list[int]]) -
 
 @given(sequences)
 def test_node_looks_at_its_ancestors_and_itself(texts: list[list[int]]) -> None:
-    tree = fold([np.array(t, np.int32) for t in texts])
-    mask = tree.mask()
+    tree = fold_into_prefix_tree([np.array(t, np.int32) for t in texts])
+    mask = tree.attention_mask()
     for node in range(len(tree)):
         ancestors, at = set(), node
         while at >= 0:
@@ -49,7 +49,9 @@ def test_node_looks_at_its_ancestors_and_itself(texts: list[list[int]]) -> None:
 
 def test_shared_work_is_done_once() -> None:
     prompt = list(range(10, 30))
-    tree = fold([np.array([*prompt, *tail], np.int32) for tail in ([1, 2, 3], [1, 2, 4], [5], [1, 2, 3])])
+    tree = fold_into_prefix_tree(
+        [np.array([*prompt, *tail], np.int32) for tail in ([1, 2, 3], [1, 2, 4], [5], [1, 2, 3])]
+    )
     assert len(tree) == 20 + 3 + 1 + 1
     assert tree.paths[0].tolist() == tree.paths[3].tolist()
     assert tree.paths[0] is not tree.paths[1]
@@ -57,7 +59,7 @@ def test_shared_work_is_done_once() -> None:
 
 @pytest.mark.parametrize("texts", [[], [[]], [[], []]])
 def test_fold_of_nothing_is_empty(texts: list[list[int]]) -> None:
-    tree = fold([np.array(t, np.int32) for t in texts])
+    tree = fold_into_prefix_tree([np.array(t, np.int32) for t in texts])
     assert len(tree) == 0
-    assert tree.mask().shape == (0, 0)
+    assert tree.attention_mask().shape == (0, 0)
     assert [len(p) for p in tree.paths] == [0] * len(texts)

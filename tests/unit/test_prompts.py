@@ -14,9 +14,9 @@ from corrente import config as c
 from corrente.common import serialization
 from corrente.data.types import Prompt
 from corrente.errors import ConfigError
-from corrente.prompts.arithmetic import ArithmeticPrompts, held_out_prompts, is_held_out, shots
+from corrente.prompts.arithmetic import ArithmeticPrompts, held_out_prompts, is_held_out, worked_examples
 from corrente.prompts.base import Prompts
-from corrente.prompts.build import build, build_eval
+from corrente.prompts.build import build_eval_prompts, build_prompts
 from corrente.prompts.seeds import SeedPrompts, held_out_seeds
 from corrente.testing.stages import check_prompts
 
@@ -26,11 +26,11 @@ def encode(text: str) -> list[int]:
 
 
 def _rows(config: c.Jsonl, *, seed: int = 0) -> Prompts:
-    return build(c.RunConfig(run=c.Run(seed=seed), prompts=config), encode)
+    return build_prompts(c.RunConfig(run=c.Run(seed=seed), prompts=config), encode)
 
 
 def _some(prompts: Prompts, count: int) -> list[Prompt]:
-    taken = [prompts.next() for _ in range(count)]
+    taken = [prompts.next_prompt() for _ in range(count)]
     return [p for p in taken if p is not None]
 
 
@@ -66,7 +66,7 @@ def test_arithmetic_digits_and_shots_are_as_configured():
         left, _, answer = line.partition(" = ")
         a, _, b = left.partition(" + ")
         assert int(a) + int(b) == int(answer)
-    assert shots(c.Arithmetic(shots=0)) == ""
+    assert worked_examples(c.Arithmetic(shots=0)) == ""
 
 
 def test_arithmetic_depends_on_the_seed_alone():
@@ -104,11 +104,11 @@ def test_arithmetic_draws_pairs_evenly():
 
 def test_arithmetic_evaluation_is_the_same_for_every_seed_and_has_no_repeats():
     configs = [c.RunConfig(run=c.Run(seed=s), prompts=c.Arithmetic(digits=2), eval=c.Eval(prompts=50)) for s in (0, 7)]
-    first, second = (build_eval(config, encode) for config in configs)
+    first, second = (build_eval_prompts(config, encode) for config in configs)
     assert len(first) == 50
     assert all(map(_same, first, second))
     assert len({_pair(p) for p in first}) == 50
-    assert build_eval(c.RunConfig(eval=c.Eval(every=0)), encode) == ()
+    assert build_eval_prompts(c.RunConfig(eval=c.Eval(every=0)), encode) == ()
 
 
 # ---- seeds -------------------------------------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ def _file(tmp_path: Path, rows: int = 10) -> Path:
 def test_jsonl_gives_every_row_once_an_epoch_in_another_order(tmp_path: Path):
     source = _rows(c.Jsonl(path=str(_file(tmp_path)), epochs=2))
     taken = _some(source, 100)
-    assert source.next() is None
-    assert source.next() is None
+    assert source.next_prompt() is None
+    assert source.next_prompt() is None
     epochs = [[p.fields["answer"] for p in taken[:10]], [p.fields["answer"] for p in taken[10:]]]
     assert [sorted(e) for e in epochs] == [list(range(10))] * 2
     assert epochs[0] != epochs[1] != list(range(10))
@@ -164,11 +164,11 @@ def test_row_that_is_no_prompt_is_met_again_by_whoever_goes_on(tmp_path: Path):
     assert [p.text for p in _some(source, 1)] == ["a"]
     for _ in range(2):
         with pytest.raises(ConfigError, match="row 0/1 is a conversation"):
-            source.next()
+            source.next_prompt()
     again = _rows(c.Jsonl(path=str(path), shuffle=False, epochs=1))
     again.restore(source.state())
     with pytest.raises(ConfigError, match="row 0/1 is a conversation"):
-        again.next()
+        again.next_prompt()
 
 
 def test_jsonl_without_shuffle_keeps_the_files_order(tmp_path: Path):
@@ -198,7 +198,7 @@ def test_jsonl_refuses_to_resume_in_another_file(tmp_path: Path):
 def test_jsonl_evaluation_is_the_first_rows_of_its_own_file(tmp_path: Path):
     def held_out(count: int, eval_path: str) -> list[str]:
         prompts = c.Jsonl(path="unused", eval_path=eval_path)
-        return [p.id for p in build_eval(c.RunConfig(prompts=prompts, eval=c.Eval(prompts=count)), encode)]
+        return [p.id for p in build_eval_prompts(c.RunConfig(prompts=prompts, eval=c.Eval(prompts=count)), encode)]
 
     assert held_out(4, str(_file(tmp_path))) == [f"eval/{i}" for i in range(4)]
     assert len(held_out(64, str(_file(tmp_path)))) == 10
@@ -225,9 +225,9 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> c.RunConfig:
 
 @pytest.mark.parametrize("before", [0, 1, 9, 10, 11, 29, 30, 31])
 def test_restored_position_continues_where_it_stood(config: c.RunConfig, before: int):
-    one, other = build(config, encode), build(config, encode)
+    one, other = build_prompts(config, encode), build_prompts(config, encode)
     for _ in range(before):
-        one.next()
+        one.next_prompt()
     other.restore(json.loads(json.dumps(one.state())))
     rest = [_some(source, 25) for source in (one, other)]
     assert len(rest[0]) == len(rest[1])
@@ -235,21 +235,21 @@ def test_restored_position_continues_where_it_stood(config: c.RunConfig, before:
 
 
 def test_find_gives_back_the_same_prompts_in_order(config: c.RunConfig):
-    taken = _some(build(config, encode), 25)
+    taken = _some(build_prompts(config, encode), 25)
     wanted = [taken[i] for i in (20, 3, 11)]
-    found = build(config, encode).find([p.id for p in wanted])
+    found = build_prompts(config, encode).find_prompts([p.id for p in wanted])
     assert all(map(_same, found, wanted))
 
 
 def test_state_is_small_whatever_was_drawn(config: c.RunConfig):
-    source = build(config, encode)
+    source = build_prompts(config, encode)
     _some(source, 25)
     assert len(json.dumps(source.state())) < 80
     assert source.describe()
 
 
 def test_prompts_keep_their_contract(config: c.RunConfig):
-    check_prompts(lambda: build(config, encode))
+    check_prompts(lambda: build_prompts(config, encode))
 
 
 @pytest.mark.slow

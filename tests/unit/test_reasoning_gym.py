@@ -9,7 +9,7 @@ from corrente.config.load import parse_config
 from corrente.data.types import Prompt
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
-from corrente.prompts.build import build, build_eval
+from corrente.prompts.build import build_eval_prompts, build_prompts
 
 pytest.importorskip("reasoning_gym", reason="pip install reasoning-gym")
 pytestmark = pytest.mark.slow
@@ -35,31 +35,31 @@ def _columns(*prompts: Prompt) -> dict[str, list[object]]:
 
 
 def test_tasks_depend_on_the_seed_and_their_number_alone():
-    prompts, again = build(_config(), _encode), build(_config(), _encode)
-    first = [prompts.next() for _ in range(6)]
+    prompts, again = build_prompts(_config(), _encode), build_prompts(_config(), _encode)
+    first = [prompts.next_prompt() for _ in range(6)]
     assert all(p is not None for p in first)
     again.restore({"position": 4})
-    resumed = [again.next() for _ in range(2)]
+    resumed = [again.next_prompt() for _ in range(2)]
     assert [p.text for p in resumed if p] == [p.text for p in first[4:] if p]
-    assert [p.text for p in again.find(["0/2", "0/0"])] == [first[2].text, first[0].text]  # pyright: ignore
+    assert [p.text for p in again.find_prompts(["0/2", "0/0"])] == [first[2].text, first[0].text]  # pyright: ignore
     assert prompts.state() == {"position": 6}
 
 
 def test_held_out_tasks_are_others_and_the_same_for_every_run():
-    held = build_eval(_config(), _encode)
-    other = build_eval(
+    held = build_eval_prompts(_config(), _encode)
+    other = build_eval_prompts(
         parse_config({"prompts": {"kind": "reasoning_gym", "tasks": list(TASKS)}, "run": {"seed": 5}}), _encode
     )
     assert [p.text for p in held] == [p.text for p in other]
-    trained = build(_config(), _encode)
-    assert not {p.text for p in held} & {p.text for p in (trained.next() for _ in range(64)) if p}
+    trained = build_prompts(_config(), _encode)
+    assert not {p.text for p in held} & {p.text for p in (trained.next_prompt() for _ in range(64)) if p}
 
 
 def test_right_answers_earn_all_and_others_less():
     from corrente.score.reasoning_gym import reasoning_gym
 
-    prompts = build(_config(), _encode)
-    drawn = [p for p in (prompts.next() for _ in range(12)) if p]
+    prompts = build_prompts(_config(), _encode)
+    drawn = [p for p in (prompts.next_prompt() for _ in range(12)) if p]
     assert {p.fields["task"] for p in drawn} == set(TASKS)
     right = [f"so it is <answer>{p.fields['answer']}</answer>." for p in drawn]
     assert reasoning_gym(right, **_columns(*drawn)) == [1.0] * 12  # pyright: ignore
@@ -70,8 +70,8 @@ def test_answer_other_than_the_one_given_can_be_right():
     """Countdown has many solutions; the dataset checks the expression, not the text."""
     from corrente.score.reasoning_gym import reasoning_gym
 
-    prompts = build(_config(tasks=["countdown"]), _encode)
-    prompt = prompts.next()
+    prompts = build_prompts(_config(tasks=["countdown"]), _encode)
+    prompt = prompts.next_prompt()
     assert prompt is not None
     same, more = f"<answer>({prompt.fields['answer']})</answer>", f"<answer>{prompt.fields['answer']} + 0</answer>"
     scores = reasoning_gym([same, more], **_columns(prompt, prompt))  # pyright: ignore
@@ -83,7 +83,7 @@ def test_task_that_is_not_the_one_played_is_not_judged():
     from corrente.errors import RewardError
     from corrente.score.reasoning_gym import reasoning_gym
 
-    prompt = build(_config(), _encode).next()
+    prompt = build_prompts(_config(), _encode).next_prompt()
     assert prompt is not None
     columns = _columns(prompt) | {"answer": ["another"]}
     with pytest.raises(RewardError, match="another task each time"):
@@ -92,7 +92,7 @@ def test_task_that_is_not_the_one_played_is_not_judged():
 
 def test_options_reach_the_dataset():
     config = _config(tasks=["leg_counting"], options={"leg_counting": {"min_animals": 1, "max_animals": 1}})
-    prompt = build(config, _encode).next()
+    prompt = build_prompts(config, _encode).next_prompt()
     assert prompt is not None
     assert prompt.text.count(",") <= 3
 

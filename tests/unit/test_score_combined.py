@@ -15,7 +15,7 @@ import pytest
 
 from corrente.common import serialization
 from corrente.common.spawn import ANYWHERE, WorkerPlace, WorkerRole
-from corrente.common.threads import inline
+from corrente.common.threads import call_inline
 from corrente.config.rewards import RewardModelScorer
 from corrente.data.types import Group, StepScore
 from corrente.errors import ConfigError, WorkerDied
@@ -206,7 +206,7 @@ def test_state_says_how_far_the_run_is():
         seen.append(trainer_state)
         return [0.0] * len(completions)
 
-    scorer = FunctionsScorer([watching], offload=inline, state_of=RunProgress(every=2, max_steps=50))
+    scorer = FunctionsScorer([watching], offload=call_inline, state_of=RunProgress(every=2, max_steps=50))
     scored(scorer, samples.group(texts=["a"], admitted_version=7))
     (state,) = seen
     assert (state.global_step, state.max_steps, state.epoch) == (14, 50, 0.0)
@@ -218,7 +218,7 @@ def test_logged_columns_are_kept_with_the_episodes_and_metrics_are_averaged():
         log_metric("mean_length", sum(map(len, completions)) / len(completions))
         return [0.0] * len(completions)
 
-    scorer = FunctionsScorer([logging], offload=inline)
+    scorer = FunctionsScorer([logging], offload=call_inline)
     (first, second), _ = scored(scorer, samples.group(texts=["a", "bbb"]), samples.group(texts=["cccc"]))
     assert [e.extra for e in (*first.episodes, *second.episodes)] == [{"length": 1}, {"length": 3}, {"length": 4}]
     assert scorer.stats()["logged/mean_length"] == 3.0
@@ -232,7 +232,7 @@ def test_logged_values_can_be_written_whatever_they_are():
         log_extra("nested", [{"a": [1, None]}, np.zeros(2)])
         return [0.0] * len(completions)
 
-    (result,), _ = scored(FunctionsScorer([logging], offload=inline), samples.group(texts=["a", "b"]))
+    (result,), _ = scored(FunctionsScorer([logging], offload=call_inline), samples.group(texts=["a", "b"]))
     first, second = (e.extra for e in result.episodes)
     assert first == {"number": 0.5, "other": "<class 'object'>", "nested": {"a": [1, None]}}
     assert second == {"number": 3, "other": str(1 << 80), "nested": "[0. 0.]"}
@@ -248,7 +248,7 @@ def test_logged_values_can_be_written_whatever_they_are():
     ],
 )
 def test_wrong_logging_is_the_functions_fault(wrong: Any, error: str):
-    (result,), _ = scored(FunctionsScorer([wrong], offload=inline), samples.group(texts=["a", "b"]))
+    (result,), _ = scored(FunctionsScorer([wrong], offload=call_inline), samples.group(texts=["a", "b"]))
     assert all(e.error.startswith(f"lambda: ValueError: {error} ({__file__}:") for e in result.episodes)
 
 
@@ -256,12 +256,12 @@ def test_answer_that_breaks_while_it_is_read_is_the_functions_fault():
     def breaks(completions: list[str]) -> Any:
         return (1 / (at - 1) for at, _ in enumerate(completions))
 
-    (result,), _ = scored(FunctionsScorer([breaks], offload=inline), samples.group(texts=["a", "b"]))
+    (result,), _ = scored(FunctionsScorer([breaks], offload=call_inline), samples.group(texts=["a", "b"]))
     assert all(e.error.startswith("breaks: ZeroDivisionError: ") for e in result.episodes)
 
 
 def test_function_source_is_not_single_and_has_the_name_it_was_given():
-    source = FunctionSource(len, name="mine", offload=inline, state_of=RunProgress())
+    source = FunctionSource(len, name="mine", offload=call_inline, state_of=RunProgress())
     assert (source.name, source.single) == ("mine", False)
 
 

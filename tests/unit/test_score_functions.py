@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from corrente.common.threads import DaemonThreads, inline
+from corrente.common.threads import DaemonThreads, call_inline
 from corrente.config import Reward, RunConfig
 from corrente.data.types import Episode, Group
 from corrente.errors import ConfigError
@@ -46,7 +46,7 @@ def _score(scorer: FunctionsScorer, group: Group) -> Group:
 def _one(function: Any, *texts: str, **options: Any) -> list[Episode]:
     return list(
         _score(
-            FunctionsScorer([function], offload=inline, **options), samples.group(texts=texts or ("a", "bb"))
+            FunctionsScorer([function], offload=call_inline, **options), samples.group(texts=texts or ("a", "bb"))
         ).episodes
     )
 
@@ -72,7 +72,7 @@ def test_function_is_given_lists_over_the_group_it_has_parameters_for():
         return [0.0] * len(completions)
 
     _score(
-        FunctionsScorer([everything], offload=inline),
+        FunctionsScorer([everything], offload=call_inline),
         samples.group(texts=["a", "bc"], prompt=samples.prompt(fields={"answer": "2", "level": 5})),
     )
     assert sorted(given) == ["answer", "level", "log_extra", "log_metric", "trainer_state"]
@@ -104,9 +104,9 @@ def test_conversations_are_given_as_lists_of_messages():
         return [0.0] * len(completions)
 
     group = _chat("2", "two")
-    _score(FunctionsScorer([look], offload=inline), group)
+    _score(FunctionsScorer([look], offload=call_inline), group)
     assert seen[0] == ([list(ASKED)] * 2, [[{"role": "assistant", "content": text}] for text in ("2", "two")])
-    _score(FunctionsScorer([look], offload=inline), group)
+    _score(FunctionsScorer([look], offload=call_inline), group)
     assert seen[1] == seen[0], "what a function changes, another does not see"
     assert group.prompt.messages == ASKED
 
@@ -144,7 +144,7 @@ def test_environments_are_given_where_there_are_any():
     group = samples.group(texts=["a", "b"])
     episodes = tuple(msgspec.structs.replace(e, environment=w) for e, w in zip(group.episodes, worlds, strict=True))
     played = msgspec.structs.replace(group, episodes=episodes)
-    assert [e.reward for e in _score(FunctionsScorer([ask], offload=inline), played).episodes] == [0.0, 1.0]
+    assert [e.reward for e in _score(FunctionsScorer([ask], offload=call_inline), played).episodes] == [0.0, 1.0]
     assert "environments" not in function_columns(group)
 
 
@@ -152,7 +152,7 @@ def test_rewards_of_an_environment_count_with_weight_one():
     group = samples.group(texts=["a", "bb"])
     won = msgspec.structs.replace(group.episodes[0], env_rewards={"game": 3.0, "bonus": None})
     played = msgspec.structs.replace(group, episodes=(won, group.episodes[1]))
-    one, two = _score(FunctionsScorer([Lengths(0.5)], weights=[4.0], offload=inline), played).episodes
+    one, two = _score(FunctionsScorer([Lengths(0.5)], weights=[4.0], offload=call_inline), played).episodes
     assert (one.reward, one.scores) == (5.0, {"game": 3.0, "bonus": None, "Lengths": 0.5})
     assert (two.reward, two.scores) == (4.0, {"Lengths": 1.0})
 
@@ -195,7 +195,7 @@ async def _async_scaled(scale: float, completions: Sequence[str]) -> list[float]
         lambda completions: (2.0 * len(c) for c in completions),
     ],
 )
-@pytest.mark.parametrize("offload", [inline, None])
+@pytest.mark.parametrize("offload", [call_inline, None])
 def test_any_callable_scores_sync_or_async(function: Any, offload: Any):
     scored = _score(FunctionsScorer([function], offload=offload), samples.group(texts=["a", "bcd"]))
     assert [e.reward for e in scored.episodes] == [2.0, 6.0]
@@ -218,7 +218,7 @@ def test_function_that_changes_its_arguments_disturbs_no_other():
         completions.clear()
         return [0.0, 0.0]
 
-    scorer = FunctionsScorer([greedy, lambda completions: [len(c) for c in completions]], offload=inline)
+    scorer = FunctionsScorer([greedy, lambda completions: [len(c) for c in completions]], offload=call_inline)
     assert [e.scores["lambda"] for e in _score(scorer, samples.group(texts=["a", "bb"])).episodes] == [1.0, 2.0]
 
 
@@ -227,7 +227,7 @@ def test_function_that_changes_a_column_changes_neither_other_episodes_nor_the_d
         return [float(of_one.pop() + len(of_one)) for of_one in tests]
 
     group = samples.group(texts=["a", "b", "c"], prompt=samples.prompt(fields={"tests": [1, 2]}))
-    scorer = FunctionsScorer([popping], offload=inline)
+    scorer = FunctionsScorer([popping], offload=call_inline)
     for _ in range(2):  # as in a later epoch
         assert [e.reward for e in _score(scorer, group).episodes] == [3.0, 3.0, 3.0]
     assert group.prompt.fields == {"tests": [1, 2]}
@@ -240,7 +240,7 @@ def test_reward_is_the_weighted_sum_and_each_score_is_kept():
     def short(completions: list[str]) -> list[float]:
         return [1.0 / len(c) for c in completions]
 
-    scorer = FunctionsScorer([Lengths(1.0), short], weights=[0.5, 4.0], offload=inline)
+    scorer = FunctionsScorer([Lengths(1.0), short], weights=[0.5, 4.0], offload=call_inline)
     one, two = _score(scorer, samples.group(texts=["a", "bb"])).episodes
     assert one.scores == {"Lengths": 1.0, "short": 1.0}
     assert one.reward == 4.5
@@ -255,7 +255,7 @@ def test_none_is_left_out_of_the_sum_and_is_not_zero():
     def only_b(completions: list[str]) -> list[float | None]:
         return [-1.0 if c == "b" else None for c in completions]
 
-    scorer = FunctionsScorer([only_a, only_b], weights=[2.0, 1.0], offload=inline)
+    scorer = FunctionsScorer([only_a, only_b], weights=[2.0, 1.0], offload=call_inline)
     a, b, c = _score(scorer, samples.group(texts=["a", "b", "c"])).episodes
     assert (a.reward, b.reward, c.reward) == (10.0, -1.0, None)
     assert a.scores == {"only_a": 5.0, "only_b": None}
@@ -272,12 +272,12 @@ def test_episodes_that_failed_before_pass_through_and_are_not_scored():
     group = samples.group(texts=["a", "b", "c"])
     failed = samples.episode(index=1, versions=(), status="timeout", error="late")
     group = samples.group(episodes=[group.episodes[0], failed, group.episodes[2]])
-    scored = _score(FunctionsScorer([score], offload=inline), group)
+    scored = _score(FunctionsScorer([score], offload=call_inline), group)
     assert asked == [["a", "c"]]
     assert [e.reward for e in scored.episodes] == [1.0, None, 1.0]
     assert scored.episodes[1] is failed
     only_failed = samples.group(episodes=[failed])
-    assert _score(FunctionsScorer([score], offload=inline), only_failed) is only_failed
+    assert _score(FunctionsScorer([score], offload=call_inline), only_failed) is only_failed
 
 
 # ---- every way to fail -------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_async_function_that_is_not_to_be_caught_costs_its_episodes_and_nothing_
     ended = "SystemExit" if how == "exits" else "CancelledError"
     for function in (leaves, returned(leaves)):
         for episode in _score(
-            FunctionsScorer([function, later], offload=inline), samples.group(texts=["a", "b"])
+            FunctionsScorer([function, later], offload=call_inline), samples.group(texts=["a", "b"])
         ).episodes:
             assert episode.error.endswith(f": ended by {ended}")
             assert episode.scores == {"later": 1.0}
@@ -350,7 +350,7 @@ def test_value_that_is_no_finite_number_costs_that_episode_alone(value: Any):
 
 
 def test_one_failing_function_leaves_the_other_ones_answer_on_record():
-    scorer = FunctionsScorer([_raises, Lengths(1.0)], offload=inline)
+    scorer = FunctionsScorer([_raises, Lengths(1.0)], offload=call_inline)
     for episode in _score(scorer, samples.group(texts=["a", "bb"])).episodes:
         assert episode.status == "failed"
         assert episode.error.startswith("_raises")
@@ -560,7 +560,7 @@ def test_scorer_takes_functions_weights_and_deadline_from_the_config():
     reward = Reward(functions=("exact_line", "exact_line"), weights=(1.0, 0.5), deadline_s=2.0)
 
     async def main() -> Group:
-        async with open_scorer(RunConfig(reward=reward), offload=inline) as scorer:
+        async with open_scorer(RunConfig(reward=reward), offload=call_inline) as scorer:
             assert scorer.names == ("exact_line", "exact_line_2")
             return await scorer.score(samples.group(texts=["2", "3"]))
 

@@ -24,11 +24,11 @@ def supports(draw: st.DrawFn, vocabulary: int | None = None) -> tuple[Support, l
     sets = draw(st.lists(st.none() | st.sets(st.integers(0, size - 1), min_size=1), max_size=6))
     lists = [None if one is None else sorted(one) for one in sets]
     arrays = [None if one is None else np.array(one[::-1], np.int32) for one in lists]
-    return Support.of(arrays, vocabulary=size), lists
+    return Support.from_sets(arrays, vocabulary=size), lists
 
 
 def listed(support: Support) -> list[list[int] | None]:
-    return [support.ids(at).tolist() if support.counts[at] else None for at in range(len(support))]
+    return [support.ids_at(at).tolist() if support.counts[at] else None for at in range(len(support))]
 
 
 @given(supports())
@@ -36,7 +36,7 @@ def test_support_gives_back_every_set(made: tuple[Support, list[list[int] | None
     support, sets = made
     assert listed(support) == sets
     assert all(
-        support.ids(at).tolist() == list(range(support.vocabulary)) for at, one in enumerate(sets) if one is None
+        support.ids_at(at).tolist() == list(range(support.vocabulary)) for at, one in enumerate(sets) if one is None
     )
 
 
@@ -51,7 +51,7 @@ def test_set_takes_its_ids_or_a_bitmap_whichever_is_smaller(made: tuple[Support,
 def test_supports_join_and_are_taken_apart_again(data: st.DataObject):
     size = data.draw(vocabularies)
     (one, first), (two, second) = data.draw(supports(size)), data.draw(supports(size))
-    joined = one.then(two)
+    joined = one.joined_with(two)
     assert listed(joined) == first + second
     places = data.draw(st.lists(st.integers(0, len(joined) - 1), max_size=8)) if len(joined) else []
     assert listed(joined.take(np.array(places, np.int64))) == [(first + second)[at] for at in places]
@@ -62,7 +62,7 @@ def test_support_knows_which_tokens_it_holds(made: tuple[Support, list[list[int]
     support, sets = made
     tokens = [data.draw(st.integers(0, support.vocabulary - 1)) for _ in sets]
     held = [one is None or token in one for token, one in zip(tokens, sets, strict=True)]
-    assert support.holds(np.array(tokens, np.int32)).tolist() == held
+    assert support.contains(np.array(tokens, np.int32)).tolist() == held
 
 
 @given(supports())
@@ -72,7 +72,7 @@ def test_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
     support, _ = made
     count = len(support)
     sent = samples.completion(
-        tokens=[support.ids(at)[0] for at in range(count)],
+        tokens=[support.ids_at(at)[0] for at in range(count)],
         support=support,
         routing=Routing(
             experts=np.arange(count * 6, dtype=np.int16).reshape(count, 3, 2), context=np.full((4, 3, 2), 7, np.int16)
@@ -90,8 +90,8 @@ def test_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Support.of([np.array([], np.int32)], vocabulary=9), "kept set is empty"),
-        (lambda: Support.of([np.array([9], np.int32)], vocabulary=9), "outside the vocabulary"),
+        (lambda: Support.from_sets([np.array([], np.int32)], vocabulary=9), "kept set is empty"),
+        (lambda: Support.from_sets([np.array([9], np.int32)], vocabulary=9), "outside the vocabulary"),
         (
             lambda: Support(vocabulary=9, counts=np.array([2], np.int32), words=np.array([1, 2, 3], np.int32)),
             "do not line up",
@@ -100,16 +100,21 @@ def test_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
             lambda: Support(vocabulary=9, counts=np.array([10], np.int32), words=np.array([1], np.int32)),
             "a kept set of 10",
         ),
-        (lambda: Support.whole(1, vocabulary=9).then(Support.whole(1, vocabulary=8)), "cannot be joined"),
         (
-            lambda: join_supports([Support.whole(1, vocabulary=9), Support.whole(1, vocabulary=8)], [1, 1]),
+            lambda: Support.full_vocabulary(1, vocabulary=9).joined_with(Support.full_vocabulary(1, vocabulary=8)),
+            "cannot be joined",
+        ),
+        (
+            lambda: join_supports(
+                [Support.full_vocabulary(1, vocabulary=9), Support.full_vocabulary(1, vocabulary=8)], [1, 1]
+            ),
             "cannot be joined",
         ),
         (lambda: Routing(experts=np.zeros((2, 3, 2), np.int16), context=np.zeros((1, 3, 1), np.int16)), "differ"),
-        (lambda: completion(3, support=Support.whole(2, vocabulary=9)), "3 tokens but 2 kept sets"),
+        (lambda: completion(3, support=Support.full_vocabulary(2, vocabulary=9)), "3 tokens but 2 kept sets"),
         (lambda: completion(3, routing=routing(2)), "3 tokens but experts of 2"),
         (
-            lambda: completion(1, support=Support.of([np.array([5], np.int32)], vocabulary=9)),
+            lambda: completion(1, support=Support.from_sets([np.array([5], np.int32)], vocabulary=9)),
             "not in the set of 1 it was drawn from",
         ),
     ],
@@ -128,15 +133,15 @@ def completion(tokens: int, **kept) -> Completion:
 
 
 def test_part_without_sets_counts_as_the_whole_vocabulary():
-    cut = completion(2, support=Support.of([np.array([0, 3], np.int32)] * 2, vocabulary=9))
-    joined = completion(1).then(cut).then(completion(0)).support
+    cut = completion(2, support=Support.from_sets([np.array([0, 3], np.int32)] * 2, vocabulary=9))
+    joined = completion(1).joined_with(cut).joined_with(completion(0)).support
     assert joined is not None
     assert listed(joined) == [None, [0, 3], [0, 3]]
-    assert completion(1).then(completion(2)).support is None
+    assert completion(1).joined_with(completion(2)).support is None
 
 
 def test_experts_of_a_resumed_completion_keep_the_context_of_its_first_request():
-    whole = completion(2, routing=routing(2)).then(completion(3, routing=routing(3, context=4, value=5)))
+    whole = completion(2, routing=routing(2)).joined_with(completion(3, routing=routing(3, context=4, value=5)))
     assert whole.routing is not None
     assert whole.routing.experts[:, 0, 0].tolist() == [1, 1, 5, 5, 5]
     assert whole.routing.context[:, 0, 0].tolist() == [1, 1]
@@ -165,7 +170,7 @@ def test_row_with_what_is_kept_crosses_the_wire():
     row = samples.row(
         tokens=range(4),
         prompt_tokens=2,
-        support=Support.of([None, None, np.array([2, 5], np.int32), np.array([3], np.int32)], vocabulary=9),
+        support=Support.from_sets([None, None, np.array([2, 5], np.int32), np.array([3], np.int32)], vocabulary=9),
         experts=np.arange(16, dtype=np.int16).reshape(4, 2, 2),
     )
     (data,) = rpc.FrameReader().feed(rpc.frame(rpc.RpcCall(1, wire.StepRpc(batch=samples.batch(rows=[row])))))

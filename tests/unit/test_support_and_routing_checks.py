@@ -56,7 +56,7 @@ def folder(path: Path, **config: Any) -> Path:
     ],
 )
 def test_experts_are_counted_from_the_configuration(config: dict[str, Any], count: int, tmp_path: Path):
-    assert model_cache.experts(folder(tmp_path, **config)) == count
+    assert model_cache.count_experts(folder(tmp_path, **config)) == count
 
 
 @pytest.mark.parametrize(

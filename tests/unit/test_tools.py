@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from tests.unit.chat_tokenizers import PLAIN, WITH_TOOLS, ByteTokenizer
 
-from corrente.common.threads import DaemonThreads, guard_user_code, inline
+from corrente.common.threads import DaemonThreads, call_inline, guard_user_code
 from corrente.config import Chat, RunConfig
 from corrente.config.env import Environments, Tools
 from corrente.data.types import Sampling
@@ -123,7 +123,7 @@ def test_coroutine_that_is_not_to_be_caught_costs_its_call_and_nothing_beside_it
         return "here"
 
     async def main():
-        return await Toolbox([leave, stay], offload=inline, deadline_s=5.0).call_all(
+        return await Toolbox([leave, stay], offload=call_inline, deadline_s=5.0).call_all(
             [ToolCall(name="leave"), ToolCall(name="stay")]
         )
 
@@ -141,7 +141,7 @@ def test_environment_that_exits_costs_the_episode():
         async def step(self, message: Any) -> Any: ...
 
     async def main() -> None:
-        await EnvInstance(Leaves(), functions=(), offload=inline, deadline_s=5.0).reset({}, seed=1)
+        await EnvInstance(Leaves(), functions=(), offload=call_inline, deadline_s=5.0).reset({}, seed=1)
 
     with pytest.raises(RolloutError, match="ended by SystemExit"):
         anyio.run(main)

@@ -16,10 +16,10 @@ import pytest
 from corrente.config import Observe, RunConfig
 from corrente.errors import ConfigError
 from corrente.observe import trackers
-from corrente.observe.background import Beside
+from corrente.observe.background_sink import BackgroundSink
 from corrente.observe.fanout import Fanout
-from corrente.observe.names import NAMES, named
-from corrente.observe.trackers import Samples, open_trackers
+from corrente.observe.trackers import SampleTable, open_trackers
+from corrente.observe.trl_names import TRL_NAMES, to_trl_names
 
 STEP = {"reward/mean": 0.5, "reward/std": 0.1, "reward/closeness": 0.25, "train/loss": -0.125, "lag/bound": 1.0}
 SAMPLE = {
@@ -39,15 +39,15 @@ class Kept:
         self.told: list[Any] = []
         self.closed = False
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.told.append((step, values))
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None: ...
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None: ...
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         self.told.append((step, sample))
 
-    def event(self, level: str, message: str) -> None:
+    def log_event(self, level: str, message: str) -> None:
         self.told.append((level, message))
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Kept:
 
 
 class Failing(Kept):
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         raise ConnectionError("no network")
 
 
@@ -64,12 +64,12 @@ class Failing(Kept):
 
 def test_calls_reach_the_sink_in_order_and_closing_waits_for_them():
     kept = Kept()
-    beside = Beside(lambda: kept, name="kept")
+    beside = BackgroundSink(lambda: kept, name="kept")
     values = {"a": 1.0}
-    beside.metrics(1, values)
+    beside.log_metrics(1, values)
     values["a"] = 2.0
-    beside.sample(1, SAMPLE)
-    beside.event("warning", "x")
+    beside.log_sample(1, SAMPLE)
+    beside.log_event("warning", "x")
     beside.close()
     beside.close()
     assert kept.told == [(1, {"a": 1.0}), (1, SAMPLE), ("warning", "x")]
@@ -81,19 +81,19 @@ def test_tracker_that_fails_costs_a_warning_and_nothing_else(kind: str):
     def fails() -> Kept:
         raise (ImportError if kind == "makes" else SystemExit)("no network")
 
-    broken = Beside(Failing if kind == "tells" else fails, name="broken")
+    broken = BackgroundSink(Failing if kind == "tells" else fails, name="broken")
     kept = Kept()
     sinks = Fanout([broken, kept])
-    sinks.metrics(1, STEP)
+    sinks.log_metrics(1, STEP)
     for thread in threading.enumerate():
         if thread.name == "tracker broken":
             thread.join(10)
-    sinks.metrics(2, STEP)
-    sinks.metrics(3, STEP)
+    sinks.log_metrics(2, STEP)
+    sinks.log_metrics(3, STEP)
     sinks.close()
     warnings = [told for told in kept.told if told[0] == "warning"]
     assert len(warnings) == 1
-    assert "Beside failed and is not used any more" in warnings[0][1]
+    assert "BackgroundSink failed and is not used any more" in warnings[0][1]
     assert [told[0] for told in kept.told if told[0] != "warning"] == [1, 2, 3]
     assert kept.closed
 
@@ -106,10 +106,10 @@ def test_tracker_that_hangs_is_left_behind_in_bounded_time():
         never.wait()
         return Kept()
 
-    beside = Beside(hangs, name="stuck", patience_s=0.05)
+    beside = BackgroundSink(hangs, name="stuck", close_timeout_s=0.05)
     begun.wait(10)
     for step in range(5):
-        beside.metrics(step, STEP)
+        beside.log_metrics(step, STEP)
     with pytest.raises(TimeoutError, match=r"stuck was not done within 0\.05 s, and is left behind"):
         beside.close()
     never.set()
@@ -123,9 +123,9 @@ def test_records_that_a_slow_tracker_cannot_take_are_dropped_and_said():
         go.wait()
         return kept
 
-    beside = Beside(slow, name="slow", depth=2)
+    beside = BackgroundSink(slow, name="slow", max_queued=2)
     for step in range(5):
-        beside.metrics(step, STEP)
+        beside.log_metrics(step, STEP)
     go.set()
     with pytest.raises(RuntimeError, match="slow was too slow: 3 records are missing there"):
         beside.close()
@@ -137,7 +137,7 @@ def test_records_that_a_slow_tracker_cannot_take_are_dropped_and_said():
 
 def test_metrics_get_trls_names_where_it_has_them():
     given = {**STEP, "reward_std/closeness": 0.2, "logged/digits": 3.0, "eval/reward": 0.7, "reward/trained_mean": 0.1}
-    assert named(given) == {
+    assert to_trl_names(given) == {
         "train/reward": 0.5,
         "train/reward_std": 0.1,
         "train/rewards/closeness/mean": 0.25,
@@ -148,20 +148,22 @@ def test_metrics_get_trls_names_where_it_has_them():
         "lag/bound": 1.0,
         "reward/trained_mean": 0.1,
     }
-    assert len(set(NAMES.values())) >= len(NAMES) - 1, "two of ours may share a name only where one replaced the other"
+    assert len(set(TRL_NAMES.values())) >= len(TRL_NAMES) - 1, (
+        "two of ours may share a name only where one replaced the other"
+    )
 
 
 def test_samples_become_a_table_with_a_column_per_function_and_extra():
-    samples = Samples()
-    samples.add(3, SAMPLE)
-    samples.add(3, {**SAMPLE, "scores": {}, "extra": {"other": 1}})
-    columns, rows = samples.take()
+    samples = SampleTable()
+    samples.add_sample(3, SAMPLE)
+    samples.add_sample(3, {**SAMPLE, "scores": {}, "extra": {"other": 1}})
+    columns, rows = samples.take_rows()
     assert columns == ["step", "prompt", "completion", "reward", "closeness", "found", "other"]
     assert rows == [
         [3, "1 + 1 =", "2\n|", 1.0, 1.0, "2", None],
         [3, "1 + 1 =", "2\n|", 1.0, None, None, 1],
     ]
-    assert samples.take()[1] == []
+    assert samples.take_rows()[1] == []
 
 
 def test_trackers_are_checked_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
@@ -182,10 +184,10 @@ def track_run(name: str, folder: Path, *, done: int = 0) -> None:
     config = RunConfig(observe=Observe(trackers=(name,), project="tests", run_name="one"))  # type: ignore[arg-type]
     (sink,) = open_trackers(config, folder, done=done)
     for step in (done + 1, done + 2):
-        sink.sample(step, SAMPLE)
-        sink.metrics(step, {**STEP, "reward/mean": step / 10})
-    sink.metrics(done + 1, {"eval/reward": 0.75})
-    sink.event("warning", "slow")
+        sink.log_sample(step, SAMPLE)
+        sink.log_metrics(step, {**STEP, "reward/mean": step / 10})
+    sink.log_metrics(done + 1, {"eval/reward": 0.75})
+    sink.log_event("warning", "slow")
     sink.close()
 
 

@@ -51,7 +51,7 @@ def test_early_stopping_counts_what_is_no_better_than_the_best_before(
     ended = None
     for step in range(1, 6):
         heard.state.global_step = step
-        watch.metrics(step, {"eval/episodes": 4.0, "eval/reward": 1.0 + change * step})
+        watch.log_metrics(step, {"eval/episodes": 4.0, "eval/reward": 1.0 + change * step})
         if stop.is_set() and ended is None:
             ended = step
     assert watch.error is None
@@ -84,7 +84,7 @@ def test_epoch_ends_with_the_last_step(args: dict[str, Any], ends: list[int]):
     watch = watcher(trainer, steps)
     trainer.state.logging_steps, trainer.state.eval_steps, trainer.state.save_steps = 1, 1, 500
     for step in range(1, steps.total + 1):
-        watch.metrics(step, {"train/loss": 0.1})
+        watch.log_metrics(step, {"train/loss": 0.1})
     assert watch.error is None
     assert heard == ends
     assert [entry["step"] for entry in trainer.state.log_history] == ends

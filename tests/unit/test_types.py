@@ -121,7 +121,7 @@ def test_segments_put_together_equal_one_sequence():
 
     whole = segment(0, 5, "stop")
     for cut in range(6):
-        joined = segment(0, cut, "abort").then(segment(cut, 5, "stop"))
+        joined = segment(0, cut, "abort").joined_with(segment(cut, 5, "stop"))
         assert joined.tokens.tolist() == whole.tokens.tolist()
         assert joined.logprobs.tolist() == whole.logprobs.tolist()
         assert (joined.spans, joined.finish_reason, joined.text) == (whole.spans, "stop", "all of it")
@@ -131,8 +131,8 @@ def test_segments_put_together_equal_one_sequence():
 
 def test_request_goes_on_after_what_was_written_any_number_of_times():
     request = samples.request(id="a", tokens=(1, 2), seed=3, group="g")
-    once = request.after(samples.completion(tokens=(5, 6)))
-    twice = once.after(samples.completion(tokens=())).after(samples.completion(tokens=(7,), versions=1))
+    once = request.resumed_after(samples.completion(tokens=(5, 6)))
+    twice = once.resumed_after(samples.completion(tokens=())).resumed_after(samples.completion(tokens=(7,), versions=1))
     assert (once.tokens.tolist(), once.written) == ([1, 2, 5, 6], 2)
     assert (twice.tokens.tolist(), twice.written) == ([1, 2, 5, 6, 7], 3)
     assert (twice.id, twice.seed, twice.group, twice.sampling) == ("a", 3, "g", request.sampling)

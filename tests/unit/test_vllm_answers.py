@@ -18,9 +18,9 @@ from tests.unit.vllm_fake import Asked, Fake, Say, piece, serving
 from corrente import config as c
 from corrente.data.types import Sampling
 from corrente.engine.vllm import environment
-from corrente.engine.vllm.answers import routing
+from corrente.engine.vllm.answers import parse_routing
 from corrente.engine.vllm.checks import check
-from corrente.engine.vllm.client import Client, opened
+from corrente.engine.vllm.client import Client, open_client
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.errors import AlignmentError, ConfigError, GenerationError
 from corrente.sync.base import Update
@@ -31,7 +31,7 @@ __all__ = ["python"]
 def with_sets(handler: Handler, body: Callable[[VllmEngine, Fake], Awaitable[Any]], *, vocabulary: int = 50) -> Any:
     async def run() -> Any:
         with anyio.fail_after(20):
-            async with serving(handler) as fake, opened(Client(fake.url, retries=0)) as client:
+            async with serving(handler) as fake, open_client(Client(fake.url, retries=0)) as client:
                 engine = VllmEngine(client, decode=None, vocabulary=vocabulary)
                 await engine.open()
                 await engine.apply(Update(version=4, slot=0), "swap")
@@ -67,7 +67,7 @@ def test_kept_sets_of_a_streamed_answer_are_its_support():
     async def body(engine: VllmEngine, fake: Fake) -> None:
         done = await engine.generate(ask(top_k=3))
         assert done.support is not None
-        assert [done.support.ids(at).tolist() for at in range(3)] == [[1, 7], [2], [3, 4, 49]]
+        assert [done.support.ids_at(at).tolist() for at in range(3)] == [[1, 7], [2], [3, 4, 49]]
         assert done.support.vocabulary == 50
 
     with_sets(generating(saying(sets=[[[7, 1], [2]], [[49, 3, 4]]])), body)
@@ -124,7 +124,7 @@ def test_experts_are_split_into_those_of_the_context_and_of_each_draw(dtype: Any
 )
 def test_experts_that_do_not_line_up_are_refused(said: str, words: str):
     with pytest.raises(AlignmentError, match=words):
-        routing(said, context=3, sampled=3)
+        parse_routing(said, context=3, sampled=3)
 
 
 # ---- what is refused before a server is started -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from corrente.common.local_spawner import open_local_spawner
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.checks import check
 from corrente.engine.vllm.launcher import VllmLauncher
-from corrente.engine.vllm.layout import Parameter, build, checkpoint_shapes
+from corrente.engine.vllm.layout import Parameter, build_layout, checkpoint_shapes
 from corrente.errors import ConfigError
 from corrente.runtime.run_weights import RunWeights
 
@@ -187,7 +187,7 @@ def place(name: str) -> tuple[str, Any] | None:
 def test_a_layout_names_the_checkpoints_tensors_in_the_order_vllm_fuses_them() -> None:
     tied = {name: shape for name, shape in SHAPES.items() if name != "lm_head.weight"}
     for shapes in (tied, SHAPES):
-        layout = build([EMBEDDING, QKV], shapes, place, dtype="float32")
+        layout = build_layout([EMBEDDING, QKV], shapes, place, dtype="float32")
         assert [slab.sources for slab in layout.slabs] == [
             ("model.embed_tokens.weight",),
             tuple(f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"),
@@ -198,12 +198,12 @@ def test_a_layout_names_the_checkpoints_tensors_in_the_order_vllm_fuses_them() -
 def test_a_layout_refuses_what_it_cannot_put_together() -> None:
     norm = Parameter(name="model.norm.weight", shape=(4,))
     with pytest.raises(ConfigError, match=r"'model\.norm\.weight' of vLLM's model is not in the checkpoint"):
-        build([EMBEDDING, QKV, norm], SHAPES, place, dtype="float32")
+        build_layout([EMBEDDING, QKV, norm], SHAPES, place, dtype="float32")
     with pytest.raises(ConfigError, match=r"'extra' of the checkpoint has no place"):
-        build([EMBEDDING, QKV], {**SHAPES, "extra": (1,)}, place, dtype="float32")
+        build_layout([EMBEDDING, QKV], {**SHAPES, "extra": (1,)}, place, dtype="float32")
     sharded = msgspec.structs.replace(QKV, shape=(4, 4))
     with pytest.raises(ConfigError, match=r"has shape \(4, 4\) in vLLM and \(8, 4\)"):
-        build([EMBEDDING, sharded], SHAPES, place, dtype="float32")
+        build_layout([EMBEDDING, sharded], SHAPES, place, dtype="float32")
 
 
 def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:

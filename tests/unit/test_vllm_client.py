@@ -18,7 +18,7 @@ from tests.unit.vllm_fake import DROP, Asked, Fake, Handler, Say, piece, refusal
 from corrente.data.types import Request
 from corrente.engine.vllm import client as clients
 from corrente.engine.vllm import launcher
-from corrente.engine.vllm.client import Client, opened
+from corrente.engine.vllm.client import Client, open_client
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.errors import AlignmentError, ConfigError, GenerationError, SyncError, WorkerDied, root_cause
 from corrente.sync.base import Update
@@ -31,7 +31,7 @@ PROMPT = np.array([5, 6, 7], np.int32)
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(clients, "FIRST_RETRY_WAIT_S", 0.001)
 
 
 def control(asked: Asked) -> Say:
@@ -71,7 +71,7 @@ def with_engine(
 ) -> Any:
     async def run() -> Any:
         with anyio.fail_after(20):
-            async with serving(handler, tls=tls) as fake, opened(Client(fake.url, **more)) as client:
+            async with serving(handler, tls=tls) as fake, open_client(Client(fake.url, **more)) as client:
                 engine = VllmEngine(client, decode=lambda ids: "".join(chr(97 + i % 26) for i in ids))
                 await engine.open()
                 await engine.apply(Update(version=4, slot=0), "swap")
@@ -209,7 +209,7 @@ def test_an_attached_server_that_refuses_to_say_how_it_is_lives() -> None:
         raise httpx.ConnectError("gone")
 
     async def run() -> tuple[str, float]:
-        async with opened(Client("http://far", transport=httpx.MockTransport(answer))) as client:
+        async with open_client(Client("http://far", transport=httpx.MockTransport(answer))) as client:
             return str(await launcher._lost(client, "far")), anyio.current_time()
 
     words, ended_s = run_virtual(run, limit_s=1000)
@@ -256,7 +256,7 @@ def test_many_requests_are_at_the_server_at_once() -> None:
                 tasks.start_soon(engine.generate, ask(str(at)))
             while (await engine.stats()).running < 150:
                 await anyio.sleep(0.01)
-            partials = await engine.partials(["3", "149", "nobody"])
+            partials = await engine.partial_completions(["3", "149", "nobody"])
             assert {name: p.tokens.tolist() for name, p in partials.items()} == {"3": [1, 2], "149": [1, 2]}
             assert {p.finish_reason for p in partials.values()} == {"abort"}
             fake.gate.set()
@@ -322,7 +322,7 @@ def test_a_request_that_was_aborted_is_not_tried_again() -> None:
 def test_a_resumed_request_counts_what_is_written_and_draws_anew() -> None:
     async def body(engine: VllmEngine, fake: Fake) -> None:
         partial = await engine.generate(ask())
-        request = ask(max_tokens=10).after(partial)
+        request = ask(max_tokens=10).resumed_after(partial)
         rest = await engine.generate(request)
         sent = fake.asked[-1].body
         assert sent["token_ids"] == [5, 6, 7, 1, 2, 3]
@@ -330,7 +330,7 @@ def test_a_resumed_request_counts_what_is_written_and_draws_anew() -> None:
         assert sent["sampling_params"]["seed"] not in (9, 0)
         assert rest.text == "bcdbc"
         before = len(fake.asked)
-        spent = await engine.generate(ask(max_tokens=3).after(partial))
+        spent = await engine.generate(ask(max_tokens=3).resumed_after(partial))
         assert (len(spent.tokens), spent.finish_reason) == (0, "length")
         assert len(fake.asked) == before
         long = samples.request(tokens=range(30), max_tokens=50)

@@ -18,8 +18,8 @@ from tests.unit.vllm_fake import Asked, Fake, Say, serving
 
 from corrente import config as c
 from corrente.engine.vllm import environment
-from corrente.engine.vllm.builtin import JOIN, BuiltinEngine
-from corrente.engine.vllm.client import Client, opened
+from corrente.engine.vllm.client import Client, open_client
+from corrente.engine.vllm.nccl_engine import JOIN, VllmNcclEngine
 from corrente.errors import SyncError, root_cause
 from corrente.sync.base import Update
 from corrente.sync.offers import SharedOffer, VllmNcclOffer
@@ -49,7 +49,7 @@ def offer(version: int, *, generation: int = 1) -> VllmNcclOffer:
     )
 
 
-def with_engine(folder: Path, body: Callable[[BuiltinEngine, Fake], Awaitable[Any]], *, fails: str = "") -> None:
+def with_engine(folder: Path, body: Callable[[VllmNcclEngine, Fake], Awaitable[Any]], *, fails: str = "") -> None:
     write_checkpoint(folder)
 
     def handler(asked: Asked) -> Say:
@@ -61,8 +61,8 @@ def with_engine(folder: Path, body: Callable[[BuiltinEngine, Fake], Awaitable[An
 
     async def run() -> None:
         with anyio.fail_after(20):
-            async with serving(handler) as fake, opened(Client(fake.url)) as client:
-                await body(BuiltinEngine(client, decode=None, source=folder, dtype="bfloat16"), fake)
+            async with serving(handler) as fake, open_client(Client(fake.url)) as client:
+                await body(VllmNcclEngine(client, decode=None, source=folder, dtype="bfloat16"), fake)
 
     try:
         anyio.run(run)
@@ -75,7 +75,7 @@ def asked_for(fake: Fake, path: str) -> list[Any]:
 
 
 def test_weights_come_with_the_flip_by_the_names_of_the_checkpoint(tmp_path: Path) -> None:
-    async def body(engine: BuiltinEngine, fake: Fake) -> None:
+    async def body(engine: VllmNcclEngine, fake: Fake) -> None:
         layout = await engine.open()
         assert [slab.sources for slab in layout.slabs] == [("a.weight",), ("b.weight",)]
         for version in (0, 1):
@@ -99,7 +99,7 @@ def test_weights_come_with_the_flip_by_the_names_of_the_checkpoint(tmp_path: Pat
 
 
 def test_a_server_that_did_not_meet_the_learner_keeps_its_weights(tmp_path: Path) -> None:
-    async def body(engine: BuiltinEngine, fake: Fake) -> None:
+    async def body(engine: VllmNcclEngine, fake: Fake) -> None:
         with pytest.raises(SyncError, match=r"did not meet the learner.*ncclSystemError"):
             await engine.receive(offer(0))
         with pytest.raises(SyncError, match="version 0 was not offered"):
@@ -112,7 +112,7 @@ def test_a_server_that_did_not_meet_the_learner_keeps_its_weights(tmp_path: Path
 
 
 def test_a_server_with_half_a_version_is_given_none_again(tmp_path: Path) -> None:
-    async def body(engine: BuiltinEngine, fake: Fake) -> None:
+    async def body(engine: VllmNcclEngine, fake: Fake) -> None:
         await engine.receive(offer(3))
         with pytest.raises(SyncError, match="ncclSystemError"):
             await engine.apply(Update(version=3, slot=1), "swap")

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from corrente.common.waiting import Bell, Waits
+from corrente.common.waiting import Condition, WaitRegistry
 from corrente.config import Limits
 from corrente.controller.failure_budget import FailureBudget
 from corrente.controller.journal import Journal
@@ -17,12 +17,12 @@ from corrente.testing.clock import run_virtual
 from corrente.testing.world import build, flow
 
 
-def test_bell_wakes_every_waiter_whose_condition_holds():
+def test_condition_wakes_every_waiter_whose_condition_holds():
     async def scenario() -> list[str]:
-        bell, state, woken = Bell(), {"n": 0}, []
+        condition, state, woken = Condition(), {"n": 0}, []
 
         async def wait_for(n: int) -> None:
-            await bell.until(lambda: state["n"] >= n)
+            await condition.wait_for(lambda: state["n"] >= n)
             woken.append(n)
 
         async with anyio.create_task_group() as tasks:
@@ -31,7 +31,7 @@ def test_bell_wakes_every_waiter_whose_condition_holds():
             for _ in range(3):
                 await anyio.sleep(1)
                 state["n"] += 1
-                bell.ring()
+                condition.notify_all()
         return woken
 
     assert run_virtual(scenario) == [1, 2, 3]
@@ -39,10 +39,10 @@ def test_bell_wakes_every_waiter_whose_condition_holds():
 
 def test_waits_adds_up_finished_and_running_waits():
     async def scenario() -> tuple[float, str]:
-        waits = Waits()
-        with waits.on("learn", "groups"):
+        waits = WaitRegistry()
+        with waits.register_wait("learn", "groups"):
             await anyio.sleep(3)
-        with waits.on("learn", "groups"):
+        with waits.register_wait("learn", "groups"):
             await anyio.sleep(2)
             return waits.total_s("learn", "groups"), waits.describe()
 
@@ -54,7 +54,7 @@ def test_waits_adds_up_finished_and_running_waits():
 def test_watch_names_who_waits_for_what_since_when():
     async def scenario() -> None:
         journal = Journal(Fanout([]))
-        with journal.waits.on("learn", "groups"):
+        with journal.waits.register_wait("learn", "groups"):
             await watch(journal, parts(watchdog_s=60))
 
     with pytest.raises(StallError, match=r"limits.watchdog_s = 60 s: learn waits for groups \(60.0 s\)"):

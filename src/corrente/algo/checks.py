@@ -37,7 +37,7 @@ def _check_sampling(config: RunConfig) -> None:
     """
     sampling = config.sampling
     weighed = config.staleness.correct != "none" and proximal_of(config) == "recompute"
-    if sampling.cuts and not sampling.keep_support and not weighed:
+    if sampling.truncates and not sampling.keep_support and not weighed:
         raise ConfigError(
             "sampling.keep_support = false: with top_k, top_p or min_p the ratio of an unchanged policy would be the part of it "
             'that was kept, not 1; it must be true, or staleness.correct given and algo.proximal "recompute"'

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corrente.algo.teacher_logprobs import align_with_row
-from corrente.data.routing import Experts, nowhere
+from corrente.data.routing import Experts, unknown_experts
 from corrente.data.support import join_supports
 from corrente.data.types import Completion, Episode, Mask, Row, Turn, concat_tokens
 from corrente.errors import AlignmentError
@@ -148,7 +148,7 @@ def _experts(episode: Episode, path: Sequence[TurnSpan], length: int) -> Experts
             continue
         shape = routing.experts.shape[1:]
         if out is None:
-            out = nowhere(length, shape)
+            out = unknown_experts(length, shape)
         if out.shape[1:] != shape:
             raise AlignmentError(f"turns of episode {episode.index} of {episode.prompt_id} have experts of {shape}")
         read = len(routing.context)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corrente.buffer.base import Occupancy, Ticket
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.data.types import Group
 from corrente.errors import EndOfStream, LedgerError
 
@@ -27,10 +27,10 @@ class StreamBuffer:
         self._ready: dict[int, Group] = {}
         self._taken: set[int] = set()
         self._closed = False
-        self._bell = Bell()
+        self._changed = Condition()
 
     async def reserve(self) -> Ticket:
-        await self._bell.until(lambda: self._closed or len(self._generating) < self._inflight)
+        await self._changed.wait_for(lambda: self._closed or len(self._generating) < self._inflight)
         if self._closed:
             raise EndOfStream("the buffer is closed for admission")
         ticket = Ticket(self._next)
@@ -43,7 +43,7 @@ class StreamBuffer:
             raise LedgerError(f"group {group.id} was put twice, or never admitted")
         self._generating.remove(group.id)
         self._ready[group.id] = group
-        self._bell.ring()
+        self._changed.notify_all()
 
     def drop(self, ticket: int) -> None:
         if ticket in self._generating:
@@ -52,10 +52,10 @@ class StreamBuffer:
             self._taken.remove(ticket)
         elif self._ready.pop(ticket, None) is None:
             raise LedgerError(f"group {ticket} was dropped twice, or never admitted")
-        self._bell.ring()
+        self._changed.notify_all()
 
     async def take(self, count: int) -> list[Group]:
-        await self._bell.until(lambda: len(self._ready) >= count or (self._closed and not self._generating))
+        await self._changed.wait_for(lambda: len(self._ready) >= count or (self._closed and not self._generating))
         ids = sorted(list(self._ready)[:count])
         self._taken.update(ids)
         return [self._ready.pop(i) for i in ids]
@@ -65,7 +65,7 @@ class StreamBuffer:
 
     def close(self) -> None:
         self._closed = True
-        self._bell.ring()
+        self._changed.notify_all()
 
     def occupancy(self) -> Occupancy:
         return Occupancy(generating=len(self._generating), ready=len(self._ready), training=len(self._taken), slots=0)

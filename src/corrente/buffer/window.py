@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Literal
 
 from corrente.buffer.base import Occupancy, Ticket
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.data.types import Group
 from corrente.errors import EndOfStream, LedgerError
 
@@ -33,10 +33,10 @@ class WindowBuffer:
         self._untaken = 0
         self._ready = 0
         self._closed = False
-        self._bell = Bell()
+        self._changed = Condition()
 
     async def reserve(self) -> Ticket:
-        await self._bell.until(lambda: self._closed or self._untaken + len(self._taken) < self._slots)
+        await self._changed.wait_for(lambda: self._closed or self._untaken + len(self._taken) < self._slots)
         if self._closed:
             raise EndOfStream("the buffer is closed for admission")
         ticket = Ticket(self._next)
@@ -50,7 +50,7 @@ class WindowBuffer:
             raise LedgerError(f"group {group.id} was put twice, or never admitted")
         self._line[group.id] = group
         self._ready += 1
-        self._bell.ring()
+        self._changed.notify_all()
 
     def drop(self, ticket: int) -> None:
         if ticket in self._taken:
@@ -63,10 +63,10 @@ class WindowBuffer:
             self._untaken -= 1
             self._ready -= isinstance(entry, Group)
         self._advance()
-        self._bell.ring()
+        self._changed.notify_all()
 
     async def take(self, count: int) -> list[Group]:
-        await self._bell.until(lambda: len(self._eligible(count)) == self._wanted(count))
+        await self._changed.wait_for(lambda: len(self._eligible(count)) == self._wanted(count))
         groups = self._eligible(count)
         for group in groups:
             self._line[group.id] = "taken"
@@ -78,11 +78,11 @@ class WindowBuffer:
 
     def release(self, groups: Sequence[int]) -> None:
         self._taken.difference_update(groups)
-        self._bell.ring()
+        self._changed.notify_all()
 
     def close(self) -> None:
         self._closed = True
-        self._bell.ring()
+        self._changed.notify_all()
 
     def occupancy(self) -> Occupancy:
         return Occupancy(

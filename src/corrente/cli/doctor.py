@@ -85,8 +85,8 @@ def _devices() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    for name in model_cache.KNOWN:
-        home = model_cache.cached(name)
+    for name in model_cache.KNOWN_MODELS:
+        home = model_cache.cached_model(name)
         remedy = "" if home else f"corrente fetch {name}"
         yield Finding(subject=name, found=str(home) if home else "not fetched", fine=bool(home), remedy=remedy)
 

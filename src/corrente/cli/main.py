@@ -109,7 +109,7 @@ def fetch(
     with _exits():
         from corrente.models import cache as model_cache
 
-        home = model_cache.fetch(name, tell=lambda what: typer.echo(f"{name}: {what}", err=True))
+        home = model_cache.fetch_model(name, report=lambda what: typer.echo(f"{name}: {what}", err=True))
         typer.echo(str(home))
 
 
@@ -200,7 +200,7 @@ def _notes(config: RunConfig) -> list[str]:
 
     samples = config.run.prompts_per_step * config.run.group_size
     slots, age = gate.slots(config), gate.max_age(config)
-    model = model_cache.cached(config.model.path) or config.model.path
+    model = model_cache.cached_model(config.model.path) or config.model.path
     fetched = "" if Path(model).is_dir() else f" (not fetched yet: corrente fetch {config.model.path})"
     return [
         f"{samples} samples a step, {samples * config.run.steps} in all; a new version every {_steps(config.sync.every)}",
@@ -218,9 +218,9 @@ def _evaluate(subject: Subject) -> None:
     from corrente.entrypoints.evaluate import run_evaluation
     from corrente.errors import PipelineError
     from corrente.models import cache as model_cache
-    from corrente.observe.eval_table import aligned, eval_table
+    from corrente.observe.eval_table import align_columns, eval_table
 
-    model_cache.resolve(subject.config.model.path)
+    model_cache.resolve_model(subject.config.model.path)
     with eval_command.apart(subject):
         typer.echo(f"{subject.label}: starting the engine", err=True)
         evaluation = anyio.run(lambda: run_evaluation(subject.config, step=subject.step, version=subject.version))
@@ -228,7 +228,7 @@ def _evaluate(subject: Subject) -> None:
     judged, lost = evaluation.metrics["eval/episodes"], evaluation.metrics["eval/lost"]
     if not judged:
         raise PipelineError(f"all {lost:.0f} completions were lost; the first: {evaluation.error}")
-    for line in aligned(eval_table(evaluation.metrics)):
+    for line in align_columns(eval_table(evaluation.metrics)):
         typer.echo(line)
     typer.echo(f"{judged:.0f} completions by {subject.label} (step {subject.step}, version {subject.version})")
     if lost:
@@ -242,7 +242,7 @@ def _train(config: RunConfig, *, resume: bool) -> None:
     from corrente.entrypoints import run_folder
     from corrente.models import cache as model_cache
 
-    model_cache.resolve(config.model.path)
+    model_cache.resolve_model(config.model.path)
     if resume:
         folder = run_folder.reopen(config)
     else:
@@ -261,14 +261,14 @@ def _train_in(folder: Path, config: RunConfig, *, resume: bool) -> None:
     from corrente.observe.console import ConsoleSink
     from corrente.observe.fanout import Fanout
     from corrente.observe.jsonl import JsonlSink, read_metrics
-    from corrente.observe.summary import Summary
+    from corrente.observe.summary import SummarySink
     from corrente.observe.trackers import open_trackers
 
     runs_ahead = isinstance(config.buffer, Window) and isinstance(config.runtime, Procs) and config.staleness.max > 0
-    summary = Summary(may_run_ahead=runs_ahead)
+    summary = SummarySink(may_run_ahead=runs_ahead)
     if resume:
         run_folder.keep(folder, config)
-        summary.replay(read_metrics(folder))
+        summary.add_records(read_metrics(folder))
     screen = Console(file=sys.stdout)
     screen.print(f"{folder}: starting engine and learner", highlight=False, markup=False, soft_wrap=True)
     console = ConsoleSink(screen, steps=config.run.steps, done=summary.step, title=str(folder))
@@ -286,7 +286,7 @@ def _train_in(folder: Path, config: RunConfig, *, resume: bool) -> None:
             error.add_note(f"to go on from the newest checkpoint: {again}")
         raise
     ended = {"steps": "all taken", "data": "no more prompts", "stopped": "stopped"}.get(outcome.ended, outcome.ended)
-    for label, text in [*summary.lines(ended=ended, counts=outcome.counts), ("folder", str(folder))]:
+    for label, text in [*summary.summary_lines(ended=ended, counts=outcome.counts), ("folder", str(folder))]:
         typer.echo(f"{label:14}{text}")
     if outcome.ended == "stopped":
         typer.echo(f"{'to go on':14}{again}")

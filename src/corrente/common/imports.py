@@ -1,6 +1,6 @@
-"""Objects by name: implementations that a config chooses, and callables of the user's.
+"""Import objects by name: the implementations that a config chooses, and the user's callables.
 
-Implementations are imported where and when they are chosen, and not before.
+An implementation is imported when it is chosen, and not before: a run that does not use torch does not import it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corrente.errors import ConfigError
 
 
 def load_object(path: str) -> Any:
-    """The object a dotted path "module:attribute" names; ConfigError when there is none."""
+    """Import the object that a path "package.module:attribute" names; ConfigError when there is none."""
     module, _, attribute = path.partition(":")
     found = getattr(importlib.import_module(module), attribute, None)
     if found is None:
@@ -27,8 +27,11 @@ def load_object(path: str) -> Any:
 
 
 def import_callable(name: str, *, key: str, builtins: Iterable[str] = ()) -> Callable[..., Any]:
-    """Import what ``name`` says. ConfigError, about ``key``, when there is none, or when it is not callable; it also names
-    ``builtins``, which may be written instead."""
+    """Import the callable "package.module:function" or "path/to/file.py:function" that the config key ``key`` names.
+
+    ConfigError, which names ``key``, when there is none or it is not callable. ``builtins``: names that the key allows as well,
+    for that message.
+    """
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         known = ", ".join(map(repr, builtins))
@@ -36,20 +39,20 @@ def import_callable(name: str, *, key: str, builtins: Iterable[str] = ()) -> Cal
             f"{key} = {name!r}: no such function; write {f'a built-in name ({known}), ' if known else ''}"
             '"package.module:function" or "path/to/file.py:function"'
         )
-    found: Any = _module(place, name, key)
+    found: Any = _import_module(place, name, key)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"{key} = {name!r}: {place} has no {attribute!r}{_offers(found)}")
+            raise ConfigError(f"{key} = {name!r}: {place} has no {attribute!r}{_list_callables(found)}")
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{key} = {name!r}: {attribute} is of type {type(found).__name__}; it must be callable")
     return found
 
 
-def _module(place: str, name: str, key: str) -> ModuleType:
+def _import_module(place: str, name: str, key: str) -> ModuleType:
     try:
         if place.endswith(".py"):
-            return _from_file(Path(place), name, key)
+            return _import_file(Path(place), name, key)
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)  # last, so that it shadows nothing
         return importlib.import_module(place)
@@ -59,7 +62,7 @@ def _module(place: str, name: str, key: str) -> ModuleType:
         raise ConfigError(f"{key} = {name!r}: {place} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _from_file(path: Path, name: str, key: str) -> ModuleType:
+def _import_file(path: Path, name: str, key: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{key} = {name!r}: the file {path} does not exist")
     # A name of its own per path, so that files called alike do not shadow one another or a real module.
@@ -81,7 +84,7 @@ def _from_file(path: Path, name: str, key: str) -> ModuleType:
     return module
 
 
-def _offers(module: Any) -> str:
+def _list_callables(module: Any) -> str:
     own = (
         [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         if hasattr(module, "__dict__")

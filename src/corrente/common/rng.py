@@ -1,6 +1,6 @@
-"""The random state of this process that user code may draw from, as plain data: Python's ``random`` and NumPy's global generator.
+"""Save and restore the global random state that user code may draw from: Python's ``random`` and NumPy's global generator.
 
-Nothing of ours draws from them; a reward function or an environment of yours may. torch's is the learner's to keep.
+corrente itself draws from neither; a reward function or an environment may. The learner saves torch's state.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 
-def state() -> dict[str, Any]:
-    """Numbers, texts and lists of them."""
+def rng_state() -> dict[str, Any]:
+    """The present state of both generators as plain data: numbers, texts and lists of them."""
     version, numbers, gauss = random.getstate()
     numpy: Any = np.random.get_state(legacy=False)
     inner = numpy["state"]
@@ -23,11 +23,11 @@ def state() -> dict[str, Any]:
     }
 
 
-def restore(kept: Mapping[str, Any]) -> None:
-    """Go on where ``state`` was called; nothing where there is nothing to restore."""
-    if not kept:
+def restore_rng_state(state: Mapping[str, Any]) -> None:
+    """Set both generators to a state that ``rng_state`` returned; an empty one changes nothing."""
+    if not state:
         return
-    version, numbers, gauss = kept["python"]
+    version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    inner = kept["numpy"]["state"]
-    np.random.set_state({**kept["numpy"], "state": {**inner, "key": np.array(inner["key"], np.uint32)}})
+    inner = state["numpy"]["state"]
+    np.random.set_state({**state["numpy"], "state": {**inner, "key": np.array(inner["key"], np.uint32)}})

@@ -18,7 +18,7 @@ import msgspec
 
 from corrente.common import rpc
 from corrente.common.serialization import decode
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.errors import PipelineError, WorkerDied
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class RpcClient:
         self._numbers = itertools.count(1)
         self._open: dict[int, _OpenCall] = {}
         self._outbox: deque[memoryview] = deque()
-        self._bell = Bell()
+        self._outbox_changed = Condition()
         self._dead = anyio.Event()
         self._death = ""
 
@@ -126,7 +126,7 @@ class RpcClient:
         if len(self._outbox) == 1:
             self._flush()
         if self._outbox:
-            self._bell.ring()
+            self._outbox_changed.notify_all()
 
     def _flush(self) -> None:
         """Give the kernel what it takes now. A worker that is gone takes nothing; its owner notices."""
@@ -174,6 +174,6 @@ class RpcClient:
 
     async def _write(self) -> None:
         while True:
-            await self._bell.until(lambda: bool(self._outbox))
+            await self._outbox_changed.wait_for(lambda: bool(self._outbox))
             await anyio.wait_writable(self._link)
             self._flush()

@@ -1,9 +1,8 @@
-"""Runs what others wrote, so that it cannot take the run with it: a blocking call beside the event loop, in a thread that can be
-given up; a coroutine on it, whose exit is its failure.
+"""Run user code so that it cannot end the run: blocking calls in daemon threads, and a guard around coroutines.
 
-Threads are daemons: one that never returns is left behind when its caller is cancelled, and does not keep the process from
-ending. It keeps its place under the limit until it does return, so stuck calls cannot pile up without bound. Does not interrupt
-a running call: Python cannot.
+A thread that never returns is abandoned when its caller is cancelled, and does not keep the process from ending. It counts
+against the limit until it returns, so stuck calls cannot pile up without bound. A running call is not interrupted: Python cannot
+do that.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from corrente.errors import RolloutError, root_cause
 
 
 class DaemonThreads:
-    """Awaitable calls in daemon threads, at most ``limit`` at once."""
+    """Runs calls in daemon threads, at most ``limit`` at once."""
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def __call__(self, call: Callable[[], Any]) -> Any:
-        """Return what ``call`` returns, raise what it raises; cancelling leaves the thread to itself."""
+        """Return what ``call`` returns and raise what it raises; cancelling abandons the thread."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self._limit)  # belongs to an event loop, so it is made inside one
         limiter, place = self._limiter, object()
@@ -62,10 +61,10 @@ class DaemonThreads:
 
 @contextlib.contextmanager
 def guard_user_code() -> Generator[None]:
-    """Around the code of users: what ends a process, or a task, is a RolloutError there. Being cancelled by us passes.
+    """Turn exceptions of user code that would end a process or a task into RolloutError; our own cancellation passes.
 
-    Passed on, SystemExit would end the event loop, and a cancellation that no scope of ours asked for would silently cancel all
-    that runs beside it.
+    Passed on, SystemExit would end the event loop, and a cancellation that no scope of ours asked for would silently cancel
+    every other task of the group.
     """
     try:
         yield
@@ -76,6 +75,6 @@ def guard_user_code() -> Generator[None]:
         raise cause if isinstance(cause, Exception) else RolloutError(f"ended by {type(cause).__name__}") from error
 
 
-async def inline(call: Callable[[], Any]) -> Any:
-    """Call here and now: for simulations, whose time stands still while a thread works."""
+async def call_inline(call: Callable[[], Any]) -> Any:
+    """Call in this thread at once: for simulations, whose virtual time does not pass while a thread works."""
     return call()

@@ -7,8 +7,11 @@ import ssl
 from corrente.errors import ConfigError
 
 
-def context(verify: bool | str, *, key: str) -> ssl.SSLContext | bool:
-    """True, false, or a context that trusts the certificates in a file. ConfigError, naming ``key``, when it holds none."""
+def ssl_context(verify: bool | str, *, key: str) -> ssl.SSLContext | bool:
+    """Return true, false, or a context that trusts the certificates in the file ``verify``.
+
+    ConfigError, which names ``key``, when the file holds no certificates.
+    """
     if isinstance(verify, bool):
         return verify
     try:

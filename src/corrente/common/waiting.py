@@ -1,7 +1,7 @@
-"""Waiting that can be explained: a bell for conditions, and a register of waits with their names and beginnings.
+"""A condition to wait for, and a register of who waits for what, since when.
 
-The control plane has no queue without a bound and no wait without a name. The watchdog reports ``Waits`` when nothing
-moves, and the idle fractions come from it. No wall clock: time is ``anyio.current_time()``.
+The control plane has no queue without a bound and no wait without a name. The watchdog reports ``WaitRegistry`` when nothing
+moves, and the idle fractions come from it. Time is ``anyio.current_time()``, not the wall clock.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import anyio
 import msgspec
 
 
-class Bell:
-    """A condition without a lock: the single-threaded control plane changes state, then rings."""
+class Condition:
+    """A condition variable without a lock, for one thread: change the state, then call ``notify_all``."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
 
-    def ring(self) -> None:
-        """Wake every waiter to look at its predicate again."""
+    def notify_all(self) -> None:
+        """Wake every waiter to check its predicate again."""
         self._event.set()
         self._event = anyio.Event()
 
-    async def until(self, ready: Callable[[], bool]) -> None:
+    async def wait_for(self, ready: Callable[[], bool]) -> None:
         """Return when ``ready()`` holds; it still holds on return. Safe to cancel."""
         while not ready():
             await self._event.wait()
@@ -39,7 +39,7 @@ class Wait(msgspec.Struct, frozen=True):
     since_s: float
 
 
-class Waits:
+class WaitRegistry:
     """The register of waits: those in progress, and the seconds each has taken in all."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Waits:
         self._total_s: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     @contextmanager
-    def on(self, who: str, what: str) -> Generator[None]:
+    def register_wait(self, who: str, what: str) -> Generator[None]:
         """Register a wait for the length of a ``with`` block."""
         self._serial += 1
         key = self._serial
@@ -66,7 +66,7 @@ class Waits:
         return self._total_s[who, what] + running
 
     def describe(self, *, most: int = 8) -> str:
-        """One line, longest wait first."""
+        """The present waits in one line, the longest first; at most ``most`` of them."""
         now = anyio.current_time()
         waits = sorted(self._live.values(), key=lambda wait: wait.since_s)
         lines = [f"{w.who} waits for {w.what} ({now - w.since_s:.1f} s)" for w in waits[:most]]

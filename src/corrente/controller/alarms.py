@@ -89,13 +89,13 @@ class Alarms:
                 self._rang(step, value, band)
             elif band.metric in self._left and band.back(value):
                 self._left.discard(band.metric)
-                self._sink.event("info", f"step {step}: {band.metric} = {value:.3g} is back in its band")
+                self._sink.log_event("info", f"step {step}: {band.metric} = {value:.3g} is back in its band")
         if self._failure is not None and may_stop:
             raise self._failure
 
     def _rang(self, step: int, value: float, band: Band) -> None:
         side = "below" if band.edge < band.ideal else "above"
         text = f"step {step}: {band.metric} = {value:.3g} is {side} {band.key} = {band.edge:g}. Likely causes: {band.causes}"
-        self._sink.event("warning", text)
+        self._sink.log_event("warning", text)
         if self._stops and self._failure is None:
             self._failure = AlarmError(text)

@@ -47,9 +47,9 @@ class Checkpointer:
             return
         live = {entry.id: (entry, entry.written) for entry in entries}
         trouble = f"no answer within {LOOK_S} s"
-        with anyio.move_on_after(LOOK_S), self._journal.waits.on("learn", "what live requests have so far"):
+        with anyio.move_on_after(LOOK_S), self._journal.waits.register_wait("learn", "what live requests have so far"):
             try:
-                partials = await self._parts.engine.partials(tuple(live))
+                partials = await self._parts.engine.partial_completions(tuple(live))
             except Exception as error:
                 trouble = f"{type(error).__name__}: {error}"
             else:
@@ -57,7 +57,7 @@ class Checkpointer:
                     entry, written = live[name]
                     entry.look(partial, written=written)
                 return
-        self._journal.sink.event(
+        self._journal.sink.log_event(
             "warning", f"the checkpoint is written without what {len(live)} live requests have so far: {trouble}"
         )
 
@@ -78,14 +78,14 @@ class Checkpointer:
             unfinished=(*outstanding, *carried),
             elapsed_s=self._journal.elapsed_s,
             evaluated=self._evaluator.done,
-            randomness=rng.state(),
+            randomness=rng.rng_state(),
             fruitless=self._fruitless.state(),
             attempts=self._budget.state(),
         )
-        with self._journal.waits.on("learn", "the report of the step"):
+        with self._journal.waits.register_wait("learn", "the report of the step"):
             await self._reporter.reported(step)
         start_s = self._journal.elapsed_s
-        with self._journal.waits.on("learn", "the checkpoint"):
+        with self._journal.waits.register_wait("learn", "the checkpoint"):
             path = await self._parts.checkpoints.write(snapshot, self._parts.learner)
         self._journal.span("learn", f"checkpoint {step}", start_s)
         self._journal.moved()

@@ -50,7 +50,7 @@ def eval_metrics(
         for name in sources:
             part = [group for group in groups if source_of(group.prompt.id) == name]
             out |= _means(f"eval/{name or 'unnamed'}", part, pass_at=pass_at, pass_reward=pass_reward)
-    if versions := [v for e in judged for v in e.span_versions()]:
+    if versions := [v for e in judged for v in e.sampled_versions()]:
         out["eval/version"] = float(min(versions))
         out["eval/version_max"] = float(max(versions))
     return out

@@ -78,12 +78,14 @@ class Evaluator:
         try:
             with anyio.CancelScope() as self._scope:
                 evaluation = await self._run(step, version)
-                self._journal.sink.metrics(step, evaluation.metrics)
+                self._journal.sink.log_metrics(step, evaluation.metrics)
                 self.done = version
                 return evaluation
         finally:
             self.running = -1
-        self._journal.sink.event("warning", f"evaluation of version {version} was cut off: the run was asked to stop")
+        self._journal.sink.log_event(
+            "warning", f"evaluation of version {version} was cut off: the run was asked to stop"
+        )
         return None
 
     def hurry(self) -> None:
@@ -146,5 +148,7 @@ class Evaluator:
         late = f"not done within eval.deadline_s = {self._plan.deadline_s} s"
         unjudged = "no reward applies" if any(e.reward is None for g in groups for e in g.episodes) else late
         first = next((e.error for g in groups for e in g.episodes if e.error), unjudged)
-        self._journal.sink.event("warning", f"evaluation of version {version} lost {lost} episodes; the first: {first}")
+        self._journal.sink.log_event(
+            "warning", f"evaluation of version {version} lost {lost} episodes; the first: {first}"
+        )
         return first

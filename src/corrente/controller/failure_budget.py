@@ -82,7 +82,7 @@ class FailureBudget:
         """Tell the sink, the first time something is to be said of ``subject``."""
         if self._sink is not None and subject not in self._told:
             self._told.add(subject)
-            self._sink.event("warning", text.splitlines()[0][:400])
+            self._sink.log_event("warning", text.splitlines()[0][:400])
 
 
 class Untrainable:
@@ -107,9 +107,9 @@ class Untrainable:
         half = max(self._per_step, self._patience * self._per_step // 2)
         if before < self._per_step <= self.in_a_row and not self._warned:
             self._warned = True
-            self._sink.event("warning", f"{said}: a step's worth")
+            self._sink.log_event("warning", f"{said}: a step's worth")
         elif before < half <= self.in_a_row:
-            self._sink.event("warning", f"{said}: half of what filter.patience allows")
+            self._sink.log_event("warning", f"{said}: half of what filter.patience allows")
         if self.in_a_row >= self._patience * self._per_step:
             raise NothingToLearnError(
                 f"{said}: the task is solved, impossible, its reward is constant, or too few episodes of a prompt get through "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from corrente.common.waiting import Waits
+from corrente.common.waiting import WaitRegistry
 from corrente.observe.base import Sink
 
 
@@ -13,7 +13,7 @@ class Journal:
 
     def __init__(self, sink: Sink, *, before_s: float = 0.0) -> None:
         self.sink = sink
-        self.waits = Waits()
+        self.waits = WaitRegistry()
         self._before_s = before_s
         self._start_s = self._moved_s = anyio.current_time()
 
@@ -32,4 +32,4 @@ class Journal:
 
     def span(self, track: str, name: str, start_s: float, **attrs: object) -> None:
         """``name`` on ``track``, from ``start_s`` until now."""
-        self.sink.span(track, name, start_s, self.elapsed_s, attrs)
+        self.sink.log_span(track, name, start_s, self.elapsed_s, attrs)

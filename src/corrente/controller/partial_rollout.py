@@ -54,7 +54,7 @@ class RequestRecord:
     @property
     def next(self) -> Request:
         """What to ask the engine: the request, or what is left of it."""
-        return self._request if self._returned is None else self._request.after(self._returned)
+        return self._request if self._returned is None else self._request.resumed_after(self._returned)
 
     @property
     def written(self) -> int:
@@ -76,13 +76,13 @@ class RequestRecord:
 
     def add(self, part: Completion, *, interrupted: bool) -> None:
         """An answer of the engine; ``interrupted``: we may have caused it, and an "abort" then is not the end."""
-        self._returned = self._seen = part if self._returned is None else self._returned.then(part)
+        self._returned = self._seen = part if self._returned is None else self._returned.joined_with(part)
         self.finished = not (interrupted and part.finish_reason == "abort")
 
     def look(self, partial: Completion, *, written: int) -> None:
         """What the engine had of a call that was sent when ``written`` tokens were there; void if that call has ended since."""
         if self.live and written == self.written:
-            self._seen = partial if self._returned is None else self._returned.then(partial)
+            self._seen = partial if self._returned is None else self._returned.joined_with(partial)
 
     def answer(self) -> SavedRequest:
         return SavedRequest(request=self._request, completion=self._seen, finished=self.finished)

@@ -36,7 +36,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.controller.alarms import Alarms
 from corrente.controller.checkpointer import Checkpointer
 from corrente.controller.evaluator import Evaluator
@@ -52,7 +52,7 @@ from corrente.controller.rollout import Player, first_error, scored, survivors
 from corrente.controller.snapshot import Snapshot, Unfinished
 from corrente.controller.step_metrics import ScoreStats, lag_metrics, sample_records, trained_metrics
 from corrente.controller.watchdog import watch
-from corrente.data.age import assert_age
+from corrente.data.age import assert_age_bound
 from corrente.data.types import Batch, Group, GroupOutcome, Metrics, Prompt
 from corrente.errors import AlarmError, EndOfStream, FailureBudgetError, NothingToLearnError, root_cause, while_running
 
@@ -103,7 +103,7 @@ class Pipeline:
         self._feeding, self._collecting = anyio.CancelScope(), anyio.CancelScope()
         self._failure: Exception | None = None
         self._fed = False  # the last step has its groups
-        self._landed = Bell()
+        self._landed = Condition()
         self._trained_since_export: list[int] = []
         self._steps_since_export = 0
         self._scored = ScoreStats()
@@ -163,17 +163,17 @@ class Pipeline:
 
     async def _feed(self) -> None:
         """Admit prompts as slots come free: first those a checkpoint left unfinished, in their order, then new ones."""
-        again = list(self.parts.prompts.find([unfinished.prompt_id for unfinished in self._carried]))
+        again = list(self.parts.prompts.find_prompts([unfinished.prompt_id for unfinished in self._carried]))
         with self._feeding:
             async with anyio.create_task_group() as rollouts:
                 while True:
-                    with self.journal.waits.on("feed", "a free slot"):
+                    with self.journal.waits.register_wait("feed", "a free slot"):
                         try:
                             ticket = (await self.parts.buffer.reserve()).id
                         except EndOfStream:
                             return
                     try:
-                        prompt = again.pop(0) if again else self.parts.prompts.next()
+                        prompt = again.pop(0) if again else self.parts.prompts.next_prompt()
                     except Exception as error:
                         return self._give_up(while_running(error, begun=self.step > 0), needed=not self._fed)
                     if prompt is None:
@@ -209,7 +209,9 @@ class Pipeline:
         """Generate no more, and end the run after the step that is under way; well, where it ``needed`` none of what failed."""
         self._feeding.cancel()
         if not needed:
-            return self.parts.sink.event("warning", f"generation ended while the last step was under way: {failure}")
+            return self.parts.sink.log_event(
+                "warning", f"generation ended while the last step was under way: {failure}"
+            )
         self._failure = self._failure or failure
         self._collecting.cancel()
 
@@ -223,7 +225,7 @@ class Pipeline:
             return self._drop(ticket, "cancelled", "still generating when the inflight policy gave it up")
         group, error = survivors(played), first_error(played)
         if group.episodes:
-            with self._timed("score", f"group {ticket}"), self.journal.waits.on("score", "the scorer"):
+            with self._timed("score", f"group {ticket}"), self.journal.waits.register_wait("score", "the scorer"):
                 after = await scored(self.parts.scorer, group, self._budget)
             group, error = survivors(after), error or first_error(after)
             self._scored.add(group)
@@ -262,7 +264,7 @@ class Pipeline:
             batch = self.parts.algorithm.batch(
                 groups, step=self.step, version=self.learner_version, oldest_trainable=limits
             )
-            assert_age(batch.lags(), bound=self.plan.max_age)
+            assert_age_bound(batch.lags(), bound=self.plan.max_age)
             values = await self._step(batch)
             self.step += 1
             self._steps_since_export += 1
@@ -289,7 +291,7 @@ class Pipeline:
     async def _step(self, batch: Batch) -> dict[str, float]:
         with (
             self._timed("learn", f"step {self.step + 1}", version=batch.version, rows=len(batch.rows)),
-            self.journal.waits.on("learn", "the learner"),
+            self.journal.waits.register_wait("learn", "the learner"),
         ):
             return dict(await self.parts.learner.step(batch))
 
@@ -300,7 +302,7 @@ class Pipeline:
         limits: list[int | None] = []
         if self._failure or (self._stop.is_set() and self._at_version):
             return [], []
-        with anyio.CancelScope() as self._collecting, self.journal.waits.on("learn", "groups"):
+        with anyio.CancelScope() as self._collecting, self.journal.waits.register_wait("learn", "groups"):
             while len(groups) < self.plan.prompts_per_step:
                 taken = await self.parts.buffer.take(self.plan.prompts_per_step - len(groups))
                 for group in taken:
@@ -322,7 +324,7 @@ class Pipeline:
         """Between versions, a stop also ends the wait for groups and for a flip that waits for requests; within one, the version
         is finished first. Once nothing is generated any more, it ends the last evaluation."""
         await self._stop.wait()
-        self._landed.ring()
+        self._landed.notify_all()
         if self._feeding.cancel_called:
             self._evaluator.cut_off()
         if self._at_version:
@@ -342,7 +344,7 @@ class Pipeline:
             self.ledger.settle(group.id, "trained")
             self._trained_since_export.append(group.id)
         for sample in sample_records(groups, count=self.plan.samples_per_step, version=batch.version):
-            self.parts.sink.sample(self.step, sample)
+            self.parts.sink.log_sample(self.step, sample)
         self.journal.moved()
         self._fruitless.empty.count(len(groups), "" if batch.rows else "no row of the step carries a gradient")
         self._alarms.look(self.step, values, may_stop=self._at_version)
@@ -353,12 +355,12 @@ class Pipeline:
         """Copy the learner's weights; the learner may go on the moment this returns, and they are delivered meanwhile."""
         if not self._trained_since_export:
             return
-        with self.journal.waits.on("learn", "the flip of the version before"):
-            await self._landed.until(lambda: self._caught_up or self._stop.is_set())
+        with self.journal.waits.register_wait("learn", "the flip of the version before"):
+            await self._landed.wait_for(lambda: self._caught_up or self._stop.is_set())
             if not self._caught_up:
                 await self._end_generation()
-            await self._landed.until(lambda: self._caught_up)
-        with self.journal.waits.on("learn", "the export"):
+            await self._landed.wait_for(lambda: self._caught_up)
+        with self.journal.waits.register_wait("learn", "the export"):
             await self._publisher.export(self.learner_version + 1)
         self.learner_version += 1
         freed, self._trained_since_export = tuple(self._trained_since_export), []
@@ -372,7 +374,7 @@ class Pipeline:
                 await self._publisher.land(await self._publisher.deliver(version))
                 self.version, self._live_step = version, step
                 self.parts.buffer.release(freed)
-                self._landed.ring()
+                self._landed.notify_all()
                 self._evaluate_when_due(tasks)
 
     # ---- beside the loop ------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Publisher:
     async def deliver(self, version: int) -> Update:
         """Bring the exported ``version`` to every engine. A retry delivers the same copy, however far the learner is."""
         start_s = self._journal.elapsed_s
-        with self._journal.waits.on("publish", "delivery"):
+        with self._journal.waits.register_wait("publish", "delivery"):
             update = await self._retrying(f"delivering version {version}", lambda: self._sync.deliver(version))
         self._journal.span("sync", f"deliver {version}", start_s, bytes=update.nbytes)
         return update
@@ -65,7 +65,7 @@ class Publisher:
             flips += 1
             self._journal.span("engine", f"flip {update.version}", began_s, pause_ms=report.pause_s * 1e3, mode=mode)
 
-        with self._journal.waits.on("publish", "the inflight policy and the flip"):
+        with self._journal.waits.register_wait("publish", "the inflight policy and the flip"):
             await self._retrying(
                 f"publishing version {update.version}",
                 lambda: self._inflight.land(self._valve, flip, version=update.version),
@@ -83,7 +83,7 @@ class Publisher:
                 tries += 1
                 if tries > self._retries:
                     raise SyncError(f"{what} failed {tries} times; the last: {error}") from error
-                self._journal.sink.event("warning", f"{what} failed, trying again: {error}")
+                self._journal.sink.log_event("warning", f"{what} failed, trying again: {error}")
                 await anyio.sleep(0.1 * 2**tries)
             else:
                 self._journal.moved()

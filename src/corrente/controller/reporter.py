@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.controller.journal import Journal
 from corrente.controller.ledger import Ledger
 from corrente.controller.parts import Parts
@@ -30,7 +30,7 @@ class Reporter:
 
     def __init__(self, parts: Parts, *, ledger: Ledger, journal: Journal, step: int = 0) -> None:
         """``step``: the last that was reported before."""
-        self._step, self._bell, self._told = step, Bell(), set[str]()
+        self._step, self._changed, self._told = step, Condition(), set[str]()
         self._engine, self._scorer = parts.engine, parts.scorer
         self._buffer, self._sync = parts.buffer, parts.sync
         self._ledger = ledger
@@ -51,13 +51,13 @@ class Reporter:
                 values |= self._totals()
                 if max_age is not None:
                     values["lag/bound"] = float(max_age)
-                self._journal.sink.metrics(step, values)
+                self._journal.sink.log_metrics(step, values)
                 self._step = step
-                self._bell.ring()
+                self._changed.notify_all()
 
     async def reported(self, step: int) -> None:
         """Return when ``step`` is in the sinks: a checkpoint of it must not be there before its numbers are."""
-        await self._bell.until(lambda: self._step >= step)
+        await self._changed.wait_for(lambda: self._step >= step)
 
     def _rates(self, stats: EngineStats, known: Mapping[str, float]) -> dict[str, float]:
         now_s = self._journal.elapsed_s
@@ -100,7 +100,7 @@ class Reporter:
         except Exception as error:
             if who not in self._told:
                 self._told.add(who)
-                self._journal.sink.event("warning", f"no numbers of the {who}: {type(error).__name__}: {error}")
+                self._journal.sink.log_event("warning", f"no numbers of the {who}: {type(error).__name__}: {error}")
 
 
 def _idle(busy: float) -> float:

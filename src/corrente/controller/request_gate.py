@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.errors import RolloutError, SyncError
 
 ASK_AGAIN_S = 0.5
@@ -37,7 +37,7 @@ class _Lane:
     """Entries wait while anyone holds the lane; a holder may wait until it is empty. Cancelling either leaves no trace."""
 
     def __init__(self) -> None:
-        self._bell = Bell()
+        self._changed = Condition()
         self._holders = 0
         self.passages: dict[int, InFlight] = {}
         self._serial = 0
@@ -48,7 +48,7 @@ class _Lane:
 
     @asynccontextmanager
     async def enter(self, passage: InFlight) -> AsyncGenerator[InFlight]:
-        await self._bell.until(lambda: self._holders == 0)
+        await self._changed.wait_for(lambda: self._holders == 0)
         self._serial += 1
         key = self._serial
         self.passages[key] = passage
@@ -56,7 +56,7 @@ class _Lane:
             yield passage
         finally:
             del self.passages[key]
-            self._bell.ring()
+            self._changed.notify_all()
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None]:
@@ -65,7 +65,7 @@ class _Lane:
             yield
         finally:
             self._holders -= 1
-            self._bell.ring()
+            self._changed.notify_all()
 
     @asynccontextmanager
     async def quiet(self) -> AsyncGenerator[None]:
@@ -74,7 +74,7 @@ class _Lane:
             yield
 
     async def empty(self) -> None:
-        await self._bell.until(lambda: not self.passages)
+        await self._changed.wait_for(lambda: not self.passages)
 
 
 class RequestGate:

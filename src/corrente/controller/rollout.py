@@ -13,7 +13,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from corrente.common.threads import guard_user_code
-from corrente.common.waiting import Waits
+from corrente.common.waiting import WaitRegistry
 from corrente.controller.failure_budget import ENGINE, ENVIRONMENT, SCORING, FailureBudget
 from corrente.controller.ledger import Admission
 from corrente.controller.partial_rollout import PartialRollout, RequestRecord
@@ -50,7 +50,9 @@ def episode_seed(run_seed: int, prompt_id: str, index: int) -> int:
 class Player:
     """Plays episodes against the engine, through the valve, under a deadline; failures become data."""
 
-    def __init__(self, parts: Parts, env: Env, *, valve: RequestGate, waits: Waits, budget: FailureBudget) -> None:
+    def __init__(
+        self, parts: Parts, env: Env, *, valve: RequestGate, waits: WaitRegistry, budget: FailureBudget
+    ) -> None:
         self._env = env
         self._engine = parts.engine
         self._valve = valve
@@ -161,10 +163,10 @@ class Player:
         entry = transcript.open(request)
         while not entry.finished:
             async with AsyncExitStack() as stack:
-                with self._waits.on("generate", "the valve"):
+                with self._waits.register_wait("generate", "the valve"):
                     passage = await stack.enter_async_context(self._valve.request(request.id))
                 try:
-                    with self._waits.on("generate", "the engine"), entry.asking():
+                    with self._waits.register_wait("generate", "the engine"), entry.asking():
                         part = await self._engine.generate(entry.next)
                     entry.add(part, interrupted=passage.interrupted)
                 except Exception as error:
@@ -194,7 +196,7 @@ class _Queue:
             suppress(Exception),
         ):  # what is wrong with the engine the request itself will say
             calls = {entry.id: _call(entry) for entry in live}
-            if found := await self._engine.partials(tuple(calls)):
+            if found := await self._engine.partial_completions(tuple(calls)):
                 self._served.update(calls[name] for name in found)
                 return False
             stats = await self._engine.stats()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.data.age import buckets
+from corrente.data.age import split_by_lag
 from corrente.data.types import Batch, Group
 
 
@@ -109,7 +109,7 @@ def _withheld(groups: Sequence[Group], oldest: Sequence[int | None], *, version:
         return {}
     lags, tokens, old = (np.array(column) for column in zip(*spans, strict=True))
     out = {"lag/withheld_fraction": float(tokens[old].sum() / tokens.sum())}
-    for name, mine in buckets(lags):
+    for name, mine in split_by_lag(lags):
         out[f"lag{name}/withheld_fraction"] = float(tokens[mine & old].sum() / tokens[mine].sum())
     return out
 
@@ -134,7 +134,7 @@ def sample_records(groups: Sequence[Group], *, count: int, version: int) -> list
             "extra": episode.extra,
             "tokens": episode.sampled_tokens,
             "finish_reason": episode.completions[-1].finish_reason if episode.completions else "",
-            "versions": sorted(set(episode.span_versions())),
+            "versions": sorted(set(episode.sampled_versions())),
             "trained_at_version": version,
             "fields": group.prompt.fields,
         }

@@ -1,1 +1,1 @@
-"""What flows between the stages: prompts, completions, episodes, groups, rows, batches. numpy only."""
+"""The data that flows between the stages: prompts, completions, episodes, groups, rows, batches. numpy only."""

@@ -1,15 +1,17 @@
-"""Sequences that share prefixes, folded into one tree so that every distinct (prefix, token) is computed once.
+"""A prefix tree of sequences, so that every distinct (prefix, token) pair is computed once.
 
 A causal model gives a token the same hidden state in every sequence that has the same tokens before it. Folding a batch into
 a prefix tree therefore changes no number and removes all repeated work: the prompt shared by the G completions of a group,
-the few-shot or system prefix shared by all prompts, and completions that begin alike.
+the few-shot or system prefix shared by all prompts, and completions with equal beginnings.
 
 Nodes are numbered in depth-first pre-order, so the subtree of node j is the interval [j, end[j]) and
 
     node i attends to node j   iff   j <= i < end[j]                                  (ancestor or self)
 
 which is a mask any attention backend can take (dense for SDPA, a two-comparison predicate for FlexAttention).
-Used by the engine for prefill and by the learner for training. numpy only.
+The engine uses it for prefill and the learner for training. numpy only.
+
+Shapes: N nodes, S sequences.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from corrente.data.types import Mask, Tokens
 Index = NDArray[np.int64]
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """N nodes over S sequences.
+class PrefixTree(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """N nodes in depth-first pre-order, over S sequences.
 
-    tokens (N,): token of each node.   positions (N,): its depth, the position id.   parent (N,): -1 at a root.
-    end (N,): one past the last node of its subtree.   paths: per sequence, the node of each of its tokens.
+    ``tokens`` (N,): the token of each node. ``positions`` (N,): its depth, which is its position id. ``parent`` (N,): -1 at a
+    root. ``end`` (N,): one past the last node of its subtree. ``paths``: for each sequence, the nodes of its tokens.
     """
 
     tokens: Tokens
@@ -41,18 +43,16 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def mask(self) -> Mask:
-        """Attention mask (N, N): [i, j] is True where node i may look at node j."""
+    def attention_mask(self) -> Mask:
+        """Attention mask (N, N): [i, j] is True where node i may attend to node j."""
         i = np.arange(len(self))[:, None]
         j = np.arange(len(self))[None, :]
         return (j <= i) & (i < self.end[None, :])
 
 
-def fold(sequences: Sequence[Tokens]) -> Tree:
-    """Fold sequences into their prefix tree. Equal sequences share a path; empty ones have an empty path.
-
-    Linear in the number of tokens: sequences are sorted, so each shares a prefix with its predecessor.
-    """
+def fold_into_prefix_tree(sequences: Sequence[Tokens]) -> PrefixTree:
+    """Fold sequences into their prefix tree. Equal sequences share a path; an empty sequence has an empty path."""
+    # In sorted order every sequence shares its longest prefix with its predecessor, so one pass over the tokens is enough.
     order = sorted(range(len(sequences)), key=lambda s: sequences[s].tolist())
     tokens: list[int] = []
     positions: list[int] = []
@@ -73,7 +73,7 @@ def fold(sequences: Sequence[Tokens]) -> Tree:
             parent.append(int(path[at - 1]) if at else -1)
         paths[s] = path
         before, path_before = now, path
-    return Tree(
+    return PrefixTree(
         tokens=np.array(tokens, np.int32),
         positions=np.array(positions, np.int64),
         parent=np.array(parent, np.int64),

@@ -1,4 +1,7 @@
-"""Which experts of a mixture each token was sent to.
+"""The experts of a mixture that each token was sent to.
+
+A router sends each token to k of E experts, layer by layer. Rounding, or one update of the weights, sends some tokens to other
+experts, and the log-probs of engine and learner drift apart. So the engine's choice is recorded and the learner replays it.
 
 Shapes: T sampled tokens, N tokens of context, L layers with experts, k experts of a token.
 """
@@ -16,18 +19,18 @@ Experts = NDArray[np.int16]
 
 
 UNKNOWN = -1
-"""In place of an expert: nothing was kept here, and the learner routes as its own weights say."""
+"""Stands for an expert that was not recorded: the learner's own router decides there."""
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The experts of a completion.
 
-    ``experts`` (T, L, k): of the forward pass that each token was sampled from, which is the one over the token before it.
-    ``context`` (N - 1, L, k): of the tokens before that, so that the learner can route a whole sequence as the engine did; no
-    rows where an engine does not say. A place that is not known holds UNKNOWN throughout.
+    ``experts`` (T, L, k): those of the forward pass that each token was sampled from, which is the pass over the token before it.
+    ``context`` (N - 1, L, k): those of the earlier tokens, so that the learner can route a whole sequence as the engine did; no
+    rows where an engine does not report them. An unknown place holds UNKNOWN throughout.
 
-    Where keys and values were computed anew (recompute, or a resumed request), what later tokens looked at was routed by newer
-    weights; what is kept is the pass a token was sampled from, which its recorded log-probability belongs to.
+    Where keys and values were computed again (recompute, or a resumed request), newer weights routed the context that later
+    tokens attended to. Recorded is the pass that a token was sampled from, to which its log-probability belongs.
     """
 
     experts: Experts
@@ -40,25 +43,31 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __len__(self) -> int:
         return len(self.experts)
 
-    def check(self, tokens: Ids) -> None:
-        """AlignmentError unless there are experts for each of ``tokens``."""
+    def check_aligned(self, tokens: Ids) -> None:
+        """Raise AlignmentError unless there are experts for each of ``tokens`` (T,)."""
         if len(self) != len(tokens):
             raise AlignmentError(f"{len(tokens)} tokens but experts of {len(self)} in one completion")
 
 
 def join_routings(first: Routing | None, rest: Routing | None, *, tokens: int, more: int) -> Routing | None:
-    """Experts of ``tokens`` sampled tokens and of ``more`` after an interruption; the context is that of the first request."""
+    """Join the experts of ``tokens`` sampled tokens and of ``more`` tokens sampled after an interruption.
+
+    The context is that of the first request. None where neither part has experts; AlignmentError where their shapes differ.
+    """
     known = rest if first is None else first
     if known is None:
         return None
     shape = known.experts.shape[1:]
     if first is not None and rest is not None and rest.experts.shape[1:] != shape:
         raise AlignmentError(f"experts of {shape} and of {rest.experts.shape[1:]} layers and choices cannot be joined")
-    parts = [nowhere(count, shape) if part is None else part.experts for part, count in ((first, tokens), (rest, more))]
+    parts = [
+        unknown_experts(count, shape) if part is None else part.experts
+        for part, count in ((first, tokens), (rest, more))
+    ]
     begins = first is not None or not tokens
     return Routing(experts=np.concatenate(parts), context=known.context if begins else known.context[:0])
 
 
-def nowhere(tokens: int, shape: tuple[int, ...]) -> Experts:
-    """Experts of ``tokens`` tokens that are not known; ``shape``: (layers, choices)."""
+def unknown_experts(tokens: int, shape: tuple[int, ...]) -> Experts:
+    """An array of UNKNOWN (tokens, L, k) for tokens whose experts were not recorded; ``shape`` is (L, k)."""
     return np.full((tokens, *shape), UNKNOWN, np.int16)

@@ -27,24 +27,26 @@ Mask = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length", "abort"]
 GroupOutcome = Literal["trained", "filtered", "failed", "stale", "cancelled"]
-"""How an admitted prompt ends: exactly one of these, with a reason and a count."""
+"""An admitted prompt ends in exactly one of these outcomes, with a reason and a count."""
 ApplyMode = Literal["swap", "recompute", "snapshot"]
-"""What becomes of live sequences when weights change. swap: go on under the new weights with the key/value cache they have.
-recompute: go on, the cache rebuilt under the new weights. snapshot: finish under the old weights; only new ones use the new."""
+"""The treatment of live sequences when weights change. swap: continue under the new weights with the present key/value cache.
+recompute: rebuild the cache under the new weights, then continue. snapshot: finish under the old weights; only new requests use
+the new ones."""
 
 LARGEST_REWARD = 1e18
-"""In size: squares of what is larger are infinite in float32."""
+"""The largest absolute value of a reward; the square of a larger one overflows float32."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are drawn. Log-probs are those of the distribution that results from all of these together.
+    """Parameters of drawing tokens. Log-probs are those of the distribution that results from all of these together.
 
-    The order is: temperature, top_k, top_p, min_p (each on what the one before left), then renormalise. temperature 0 is
-    greedy, and its log-probs are those of the untempered distribution. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch off.
+    They apply in the order temperature, top_k, top_p, min_p, each to the tokens that the one before left; then the rest is
+    renormalised. Temperature 0 is greedy, and its log-probs are those of the distribution at temperature 1. ``top_k`` 0,
+    ``top_p`` 1 and ``min_p`` 0 switch these off.
     """
 
     max_tokens: Annotated[int, Meta(ge=1)] = 64
-    """Of one completion; clipped to what the context has left."""
+    """The longest completion, in tokens; clipped to what the context has left."""
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     """Divides the logits; above 0 for training."""
     top_k: Annotated[int, Meta(ge=0)] = 0
@@ -61,8 +63,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """End a completion where its text contains one of these, or where a special token is one; the text leaves it out."""
 
     @property
-    def cuts(self) -> bool:
-        """Whether there are tokens that cannot be drawn."""
+    def truncates(self) -> bool:
+        """True when some tokens cannot be drawn, because top_k, top_p or min_p cuts them off."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
@@ -91,10 +93,10 @@ class Span(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One completion to generate, from its beginning or from where an interruption left it.
 
-    ``tokens`` is the context (T0,). ``group`` names the prompt whose key/value cache its members share (equal group, equal
-    prompt). ``seed`` makes the draw repeatable whatever else is in the batch: a token's draw depends on the seed and on its
-    position alone. ``written``: how many of the last of ``tokens`` belong to the completion already, sampled before an
-    interruption. They count against ``sampling.max_tokens`` and are seen by stop strings; they are not returned again.
+    ``tokens`` (T0,) is the context. ``group`` names the prompt whose key/value cache its members share (equal group, equal
+    prompt). ``seed`` makes the draw repeatable whatever else is in the batch: a token's draw depends only on the seed and on its
+    position. ``written``: the number of tokens at the end of ``tokens`` that belong to the completion, because they were sampled
+    before an interruption. They count against ``sampling.max_tokens`` and stop strings see them; they are not returned again.
     """
 
     id: str
@@ -104,18 +106,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     group: str = ""
     written: int = 0
 
-    def after(self, partial: Completion) -> Request:
-        """The request that goes on where ``partial``, an aborted answer to this one, ends."""
+    def resumed_after(self, partial: Completion) -> Request:
+        """The request that continues where ``partial``, an aborted completion of this request, ends."""
         tokens = np.concatenate([self.tokens, partial.tokens])
         return msgspec.structs.replace(self, tokens=tokens, written=self.written + len(partial.tokens))
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the engine sampled: tokens (T,), logprobs (T,), and spans that partition [0, T).
+    """The tokens (T,) that the engine sampled for a request, their logprobs (T,), and version spans that partition [0, T).
 
-    The end-of-sequence or stop token, when one was sampled, is the last of ``tokens``. ``text`` excludes it; of a completion
-    that was resumed it is the whole text, what was written before included. ``support``: the token sets that were drawn from;
-    None where nothing was cut off. ``routing``: the experts of a mixture; None where they are not kept.
+    The end-of-sequence or stop token, when one was sampled, is the last of ``tokens``. ``text`` excludes it; for a resumed
+    request it is the text of the whole completion, with the tokens from before the interruption. ``support``: the token sets that
+    were drawn from; None where nothing was cut off. ``routing``: the experts of a mixture; None where they are not recorded.
+    AlignmentError when the arrays do not describe the same tokens.
     """
 
     tokens: Tokens
@@ -139,10 +142,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             raise AlignmentError(f"version spans {self.spans} do not partition [0, {count})")
         for kept in (self.support, self.routing):
             if kept is not None:
-                kept.check(self.tokens)
+                kept.check_aligned(self.tokens)
 
-    def then(self, rest: Completion) -> Completion:
-        """This partial and what was sampled after it, as one completion; neighbouring spans of one version become one."""
+    def joined_with(self, rest: Completion) -> Completion:
+        """This completion followed by ``rest``, which resumed it, as one; adjacent spans of one version become one."""
         spans, at = list(self.spans), len(self.tokens)
         for span in rest.spans:
             moved = Span(span.version, span.start + at, span.stop + at)
@@ -161,24 +164,24 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def versions(self) -> Tokens:
-        """Version per token (T,)."""
+        """The version that sampled each token (T,)."""
         out = np.empty(len(self.tokens), np.int32)
         for span in self.spans:
             out[span.start : span.stop] = span.version
         return out
 
 
-def _check_top(logprobs: Floats, top_ids: Tokens, top_logprobs: Floats, *, of: str) -> None:
+def _check_top_logprobs(logprobs: Floats, top_ids: Tokens, top_logprobs: Floats, *, of: str) -> None:
     count = len(logprobs)
     if not top_ids.shape == top_logprobs.shape == (count, top_ids.shape[-1]):
         raise AlignmentError(f"{count} log-probs, top {top_ids.shape} and {top_logprobs.shape} of {of}")
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Log-probs of given tokens (T,), untempered. ``logprobs`` (T-1,): of tokens[1:], each given what precedes it.
+    """Log-probs of given tokens (T,) at temperature 1. ``logprobs`` (T-1,): those of tokens[1:], each given the tokens before it.
 
     ``top_ids`` and ``top_logprobs`` (T-1, K): the K likeliest tokens at the same places, likeliest first; K = 0 unless asked for.
-    ``version``: of the weights that said so, where they have one.
+    ``version``: that of the weights, where they have one.
     """
 
     logprobs: Floats
@@ -187,13 +190,14 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     version: int | None = None
 
     def __post_init__(self) -> None:
-        _check_top(self.logprobs, self.top_ids, self.top_logprobs, of="one score")
+        _check_top_logprobs(self.logprobs, self.top_ids, self.top_logprobs, of="one score")
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One speaker's contribution. ``completion`` is set when the policy sampled it; otherwise the tokens were given.
+    """One speaker's turn in an episode. ``completion`` is set when the policy sampled it; otherwise only its tokens are known.
 
-    ``parent``: the turn it follows, whose path is its context; None: the one before it; -1: none, it begins anew.
+    ``parent``: the index of the turn it follows, whose path is its context. None: the turn before it. -1: it starts a new
+    context.
     """
 
     speaker: str
@@ -203,7 +207,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class StepScore(msgspec.Struct, frozen=True):
-    """What a process reward gave for tokens [start, stop) of the completion of ``turn``, an index into Episode.turns."""
+    """The score of a process reward for tokens [start, stop) of the completion of ``turn``, an index into Episode.turns."""
 
     turn: int
     start: int
@@ -230,24 +234,24 @@ class TeacherLogprobs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     version: int | None = None
 
     def __post_init__(self) -> None:
-        _check_top(self.logprobs, self.top_ids, self.top_logprobs, of=f"teacher {self.teacher}")
+        _check_top_logprobs(self.logprobs, self.top_ids, self.top_logprobs, of=f"teacher {self.teacher}")
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One playing of a prompt: a graph of turns and what it earned.
+    """One attempt at a prompt: a graph of turns, and the rewards it earned.
 
-    A turn's context is the path of its ancestors; the graph is one path where the conversation was never rendered anew.
-    ``messages``: what was said after the prompt, as chat messages; empty: one plain completion. ``opening``: the text that the
-    first turn was sampled after, where tools or an environment made it more than the prompt's. ``env_rewards``: by name, what the
-    environment itself gave; the scorer adds them with weight 1. ``agent_rewards``: by speaker, where several agents play.
-    ``cut``: it ended because no token was left, though no completion was cut by length. ``environment``: the live object that was
-    played in, for reward functions; gone once the episode is scored.
+    A turn's context is the path of its ancestors. The graph is one path unless the conversation was rendered anew.
+    ``messages``: the chat messages after the prompt; empty for one plain completion. ``opening``: the text before the first turn
+    where tools or an environment added to the prompt's text. ``env_rewards``: the environment's own rewards by name; the scorer
+    adds them with weight 1. ``agent_rewards``: the reward of each speaker where several agents play. ``cut``: the episode ended
+    because no token was left, although no completion was cut by length. ``environment``: the live environment, for reward
+    functions; None once the episode is scored.
 
-    ``scores`` keeps each scorer's own answer; None means "does not apply". ``reward`` is their combination, None when
-    none applied. ``step_scores`` says where in the completions process rewards were earned: weights are applied already, those
-    of several scorers add, and tokens outside all of them earned nothing of their own. ``taught`` has an entry per teacher and
-    sampled turn. ``extra`` is what reward functions want to be seen beside it. ``status`` is "ok", or the kind of failure with
-    ``error`` saying which boundary failed and how.
+    ``scores``: each scorer's own score; None means "does not apply". ``reward``: the combination of the scores; None when none
+    applied. ``step_scores``: the places in the completions where process rewards were earned; weights are applied already, the
+    scores of several scorers add up, and tokens outside all of them earned nothing of their own. ``taught``: an entry per teacher
+    and sampled turn. ``extra``: values that reward functions log with the episode. ``status``: "ok" or the kind of failure, and
+    then ``error`` says what failed and how.
     """
 
     prompt_id: str
@@ -275,7 +279,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def text(self) -> str:
-        """What the policy said, turn after turn."""
+        """The text of the policy's completions, one after another."""
         return "".join(c.text for c in self.completions)
 
     @property
@@ -284,10 +288,10 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def truncated(self) -> bool:
-        """It ended because no token was left."""
+        """True when the episode ended because no token was left."""
         return self.cut or any(c.finish_reason == "length" for c in self.completions)
 
-    def span_versions(self) -> tuple[int, ...]:
+    def sampled_versions(self) -> tuple[int, ...]:
         return tuple(span.version for c in self.completions for span in c.spans)
 
 
@@ -304,8 +308,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def oldest_version(self) -> int:
-        """Version of the oldest sampled token; of admission when nothing was sampled."""
-        return min((v for e in self.episodes for v in e.span_versions()), default=self.admitted_version)
+        """The version of the oldest sampled token; that of admission when nothing was sampled."""
+        return min((v for e in self.episodes for v in e.sampled_versions()), default=self.admitted_version)
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
@@ -317,17 +321,17 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One sequence to train on: everything aligned with ``tokens`` (L,).
+    """One sequence to train on, every array aligned with ``tokens`` (L,).
 
     ``loss_mask`` (L,) marks sampled tokens that may be trained on; ``logprobs``, ``versions`` and ``advantages`` (L,) are
-    meaningful where it is set, and zero elsewhere. ``teachers``: one entry per teacher of the episode. ``support``: what the
-    tokens were drawn from; None: nothing was cut off. ``experts`` (L, layers, k): which a token was sent to when it was read, as
-    far as this is known; None: as the weights say. ``mixed`` (L,): sampled after weights had landed in the middle of its
-    completion, so behind tokens of an older version; None: no token was. ``share``: the part of its sequence's trained tokens
-    that is in this row, below 1 where what one agent said forked into several; they count as one sequence. Of several agents in a
-    row, the sum. ``sequence_tokens``: sampled tokens of its sequence in all its rows, also those too old to be trained on: what a
-    mean over the sequence divides by. Of several agents in a row, their mean, so that each counts as one; 0: as many as are
-    trained.
+    meaningful where it is set, and zero elsewhere. ``teachers``: one entry per teacher of the episode. ``support``: the sets the
+    tokens were drawn from; None: nothing was cut off. ``experts`` (L, layers, k): the experts that read each token, as far as
+    they are known; None: the learner's routers decide. ``mixed`` (L,): True for tokens sampled after new weights landed in the
+    middle of their completion, so that tokens of an older version precede them; None: there are none. ``share``: the fraction of
+    its sequence's trained tokens that is in this row, below 1 where one agent's tokens are in several rows of a forked
+    conversation, which count as one sequence. Where several agents are in one row, the sum of their shares.
+    ``sequence_tokens``: sampled tokens of its sequence in all its rows, also those too old to be trained on: the divisor of a
+    mean over the sequence. Where several agents are in one row, their mean, so that each counts as one; 0: the trained tokens.
     """
 
     group: int
@@ -355,18 +359,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One optimizer step's rows. ``version`` is that of the policy the step starts from; ``sequences`` counts all episodes
-    that entered the step, also those whose rows carry no gradient (it is the denominator of sequence-level means)."""
+    """The rows of one optimizer step.
+
+    ``version``: that of the policy the step starts from. ``sequences``: the number of all episodes of the step, with those whose
+    rows carry no gradient; it is the denominator of sequence-level means.
+    """
 
     step: int
     version: int
     rows: tuple[Row, ...]
     sequences: int
     tokens: int
-    """Sampled tokens of all those episodes: the denominator of token-level means."""
+    """The number of sampled tokens of all those episodes: the denominator of token-level means."""
 
     def lags(self) -> Tokens:
-        """Lag of every trained token, concatenated: ``version`` minus the version that sampled it."""
+        """The lag of every trained token, concatenated (K,): ``version`` minus the version that sampled it."""
         parts = [self.version - row.versions[row.loss_mask] for row in self.rows]
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 

@@ -1,6 +1,6 @@
 """A launcher starts the replicas of one kind of engine; a replica is a started engine that waits for weights.
 
-An engine kind implements ``Launcher``; a runtime chooses one and hands it the memory that weights lie in.
+Each engine kind implements ``Launcher``; a runtime chooses one and passes it the memory that holds the weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from corrente.sync.base import Receiver
 from corrente.sync.layout import Layout
 
 Tell = Callable[[str, str], None]
-"""Called with news about workers: a level ("info", "warning") and a line. See observe.base.Sink.event."""
+"""Called with news about workers: a level ("info", "warning") and a line. See observe.base.Sink.log_event."""
 
 
 def untold(level: str, message: str) -> None:
@@ -29,7 +29,7 @@ class ReplicaEngine(Engine, Receiver, Protocol):
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """A started engine that holds no weights yet, ready to be given some.
+    """A started engine that holds no weights yet.
 
     ``layout`` is what it wants them to look like: all replicas of a run want the same. ``ended`` returns when it is dead, with
     its name and last output; it may be waited for in several tasks, and cancelled. ``leaving``, where there is one, returns
@@ -46,10 +46,10 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 class SharedWeights(Protocol):
     """The layout of the weights that all engines of a run have, and the memory these lie in, if they share it.
 
-    ``fd``: the two slots that learner and engines of this host share, for a child to inherit; None where the transport brings
-    weights into slots of the engine's own. ``path``: where any process of this user may open the same memory, or empty.
-    ``fit`` gives it room for ``layout``: the first call takes the pages, later ones only check that the layout is the same
-    (ConfigError if not). Call it with an engine's layout before that engine maps the memory.
+    ``fd``: a descriptor of the two slots that learner and engines of this host share, for a child to inherit; None where the
+    transport brings weights into slots of the engine's own. ``path``: a path under which any process of this user can open the
+    same memory, or empty. ``fit`` makes room for ``layout``: the first call allocates the pages, later calls only check that the
+    layout is the same (ConfigError if not). Call it with an engine's layout before that engine maps the memory.
     """
 
     @property
@@ -65,9 +65,10 @@ class Launcher(Protocol):
     """Starts replicas of one kind of engine. Built as ``make(config, weights=SharedWeights, spawner=Spawner, logs=Path | None,
     tell=Tell)``; ``spawner`` starts its processes.
 
-    ``replicas``: how many there are at the start. ``launch(index)``: entering starts replica ``index`` (again, if it was
-    started before) and returns it when it can take weights; WorkerDied when it ended before that, another CorrenteError when
-    it cannot be started at all. Leaving stops it within limits.stop_s, dead or stuck as it may be, and leaves nothing of it.
+    ``replicas``: the number of replicas at the start. ``launch(index)``: entering the context starts replica ``index`` (again,
+    if it was started before) and returns it when it can take weights; WorkerDied when it ended before that, another CorrenteError
+    when it cannot be started at all. Leaving the context stops the replica within limits.stop_s, even if it is dead or hangs, and
+    removes everything it left.
     """
 
     @property

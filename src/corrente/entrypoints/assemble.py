@@ -47,8 +47,8 @@ BUFFERS: Mapping[type, str] = {
     c.Window: "corrente.buffer.window:WindowBuffer",
     c.Stream: "corrente.buffer.stream:StreamBuffer",
 }
-PROMPTS = "corrente.prompts.build:build"
-EVAL_PROMPTS = "corrente.prompts.build:build_eval"
+PROMPTS = "corrente.prompts.build:build_prompts"
+EVAL_PROMPTS = "corrente.prompts.build:build_eval_prompts"
 TOKENIZER = "corrente.prompts.tokenizer:Tokenizer"
 CHAT = "corrente.prompts.chat:ChatTemplate"
 ENV = "corrente.env.build:open_env"
@@ -57,8 +57,8 @@ SCORER = "corrente.score.build:open_scorer"
 SEES_ENVIRONMENTS = "corrente.score.build:sees_environments"
 ALGORITHM = "corrente.algo.grouped:GroupedAlgorithm"
 LEARNER = "corrente.runtime.cores:learner"
-RESOLVE_MODEL = "corrente.models.cache:resolve"
-VERIFY_WEIGHTS = "corrente.models.cache:verify_weights"
+RESOLVE_MODEL = "corrente.models.cache:resolve_model"
+VERIFY_WEIGHTS = "corrente.models.cache:verify_weight_files"
 CAUTIONS = "corrente.adapters.checks:cautions"
 
 
@@ -118,8 +118,8 @@ async def open_parts(
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
     tokenizer = load_object(TOKENIZER)(model, trust_remote_code=config.model.trust_remote_code)
     encode, chat = tokenizer.encode, load_object(CHAT)(tokenizer, config.chat)
-    prompts = load_object(PROMPTS)(config, encode, chat=chat, brought=given.train_dataset)
-    eval_prompts = load_object(EVAL_PROMPTS)(config, encode, chat=chat, brought=given.eval_dataset)
+    prompts = load_object(PROMPTS)(config, encode, chat=chat, passed_dataset=given.train_dataset)
+    eval_prompts = load_object(EVAL_PROMPTS)(config, encode, chat=chat, passed_dataset=given.eval_dataset)
     if given.train_dataset is not None or isinstance(config.prompts, c.Dataset):
         check_loaded_prompts(config, prompts.find(["0/0"])[0], given.reward_functions)
     sink, own = Fanout(sinks), load_object(OWN_TEACHER)()
@@ -132,11 +132,11 @@ async def open_parts(
             chat=chat,
             tokenizer=tokenizer,
             samplings=samplings,
-            tell=sink.event,
+            tell=sink.log_event,
             shown=load_object(SEES_ENVIRONMENTS)(config, given.reward_functions),
         ) as envs,
         load_object(SCORER)(config, functions=given.reward_functions, spawner=spawner, logs=logs, own=own) as scorer,
-        _build_runtime(config, learner, spawner, logs).open(config, tell=sink.event) as workers,
+        _build_runtime(config, learner, spawner, logs).open(config, tell=sink.log_event) as workers,
     ):
         if workers.teacher is not None:
             own.fill(workers.teacher)

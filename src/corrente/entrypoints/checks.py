@@ -41,11 +41,11 @@ from corrente.env import checks as env_checks
 from corrente.errors import ConfigError
 from corrente.models import cache as model_cache
 from corrente.models import devices, pretrained
-from corrente.models.limits import context, limit, vocabulary
+from corrente.models.limits import context_tokens, position_limit, vocabulary_size
 from corrente.observe import trackers
 from corrente.prompts import arithmetic, dataset, jsonl, reasoning_gym, rows
 from corrente.prompts import chat as chat_template
-from corrente.prompts.build import name_of
+from corrente.prompts.build import source_name
 from corrente.prompts.mixture import COLUMN
 from corrente.score import checks as score_checks
 from corrente.staleness import gate
@@ -168,14 +168,14 @@ def _context(config: RunConfig) -> None:
     """A context that the model does not have (a vLLM server judges for itself), and a budget that no context holds; a model that
     is not here yet is judged by what engines take at most."""
     path = Path(config.model.path)
-    where = path if path.is_dir() else model_cache.cached(config.model.path) or path
+    where = path if path.is_dir() else model_cache.cached_model(config.model.path) or path
     wanted, embedded = config.engine.max_context, isinstance(config.engine, Embedded)
-    most = limit(where, windowed=True)
+    most = position_limit(where, windowed=True)
     if embedded and most is not None and wanted > most:
         raise ConfigError(
             f"engine.max_context = {wanted}: {config.model.path} has {most} positions; it must be at most that, or 0"
         )
-    room = context(where, wanted, windowed=embedded)
+    room = context_tokens(where, wanted, windowed=embedded)
     if room > config.sampling.max_tokens:
         return
     if wanted:
@@ -199,17 +199,17 @@ def _run_folder(config: RunConfig) -> None:
 
 
 def _model(config: RunConfig) -> None:
-    model_cache.verify_path(config.model.path)
+    model_cache.verify_model_path(config.model.path)
     for kind in ("AutoModelForCausalLM", "AutoTokenizer"):
         trust = config.model.trust_remote_code
         pretrained.verify_code(config.model.path, kind=kind, trust_remote_code=trust, key="model.path")
     if config.model.device == "cuda":
-        devices.require('model.device = "cuda"')
+        devices.require_gpus('model.device = "cuda"')
 
 
 def _stop_ids(config: RunConfig) -> None:
     path = Path(config.model.path)
-    known = vocabulary(path if path.is_dir() else model_cache.cached(config.model.path) or path)
+    known = vocabulary_size(path if path.is_dir() else model_cache.cached_model(config.model.path) or path)
     beyond = [token for token in config.sampling.stop_token_ids if known is not None and token >= known]
     if beyond:
         raise ConfigError(
@@ -225,8 +225,8 @@ def _experts(config: RunConfig) -> None:
         f"learner.router_aux_loss_coef = {config.learner.router_aux_loss_coef:g}": config.learner.router_aux_loss_coef,
     }
     path = Path(config.model.path)
-    where = path if path.is_dir() else model_cache.cached(config.model.path)
-    if where is None or not any(asked.values()) or model_cache.experts(where):
+    where = path if path.is_dir() else model_cache.cached_model(config.model.path)
+    if where is None or not any(asked.values()) or model_cache.count_experts(where):
         return
     key = next(key for key, value in asked.items() if value)
     raise ConfigError(f"{key}: {config.model.path} is no mixture of experts; leave it out")
@@ -234,7 +234,7 @@ def _experts(config: RunConfig) -> None:
 
 def _adapters(config: RunConfig) -> None:
     path = Path(config.model.path)
-    adapters_checks.check(config, model=path if path.is_dir() else model_cache.cached(config.model.path))
+    adapters_checks.check(config, model=path if path.is_dir() else model_cache.cached_model(config.model.path))
 
 
 def _filter(config: RunConfig) -> None:
@@ -291,7 +291,7 @@ def _named(
     key: str, sources: Sequence[ArithmeticSource | JsonlSource | ParquetSource], needs: score_checks.Needs
 ) -> list[str]:
     """The names of several sources, each of which must be another."""
-    names = [name_of(source) for source in sources]
+    names = [source_name(source) for source in sources]
     for at, (name, source) in enumerate(zip(names, sources, strict=True)):
         if name in names[:at] or name in ("", "reward") or any(c in name for c in ":/"):
             raise ConfigError(
@@ -310,12 +310,12 @@ def _source(
 ) -> None:
     match source:
         case Arithmetic():
-            arithmetic.verify(source)
+            arithmetic.verify_arithmetic(source)
             _columns(needs, given | {"answer"}, f'{where}.kind = "arithmetic"')
         case Jsonl(path=path, eval_path=eval_path, column=column):
-            _columns(needs, given | jsonl.verify(Path(path), key=f"{where}.path", column=column), path)
+            _columns(needs, given | jsonl.verify_jsonl(Path(path), key=f"{where}.path", column=column), path)
             if eval_path:
-                eval_columns = jsonl.verify(Path(eval_path), key=f"{where}.eval_path", column=column)
+                eval_columns = jsonl.verify_jsonl(Path(eval_path), key=f"{where}.eval_path", column=column)
                 _columns(needs, given | eval_columns, eval_path)
         case Parquet(path=path, eval_path=eval_path, column=column):
             for key, file in ((f"{where}.path", path), *([(f"{where}.eval_path", eval_path)] if eval_path else [])):
@@ -329,7 +329,7 @@ def _source(
         case Seeds():
             _columns(needs, given | {"seed"}, f'{where}.kind = "seeds"')
         case ReasoningGym():
-            reasoning_gym.verify(source)
+            reasoning_gym.verify_reasoning_gym(source)
             _columns(needs, given | reasoning_gym.COLUMNS, f'{where}.kind = "reasoning_gym"')
 
 
@@ -341,7 +341,7 @@ def _brought(brought: Any, needs: score_checks.Needs, *, column: str) -> None:
         return
     if isinstance(brought, list):
         for number, row in enumerate(brought):
-            rows.said(row, number, column=column, name="the dataset that was given")
+            rows.prompt_of_row(row, number, column=column, name="the dataset that was given")
         common = frozenset.intersection(*(frozenset(map(str, row)) for row in brought)) if brought else frozenset()
         _columns(needs, common, "the dataset that was given")
     elif columns := getattr(brought, "column_names", None):

@@ -85,7 +85,7 @@ def keep(folder: Path, config: RunConfig) -> None:
         return
     snapshot = checkpoint_folder.read(newest)
     evaluated = snapshot.evaluated >= snapshot.version
-    jsonl.rewind(folder, step=snapshot.step, evaluated=evaluated, elapsed_s=snapshot.elapsed_s)
+    jsonl.rewind_records(folder, step=snapshot.step, evaluated=evaluated, elapsed_s=snapshot.elapsed_s)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ async def run_training(
             if signals:
                 tasks.start_soon(_heed_signals, started, stop, Fanout(sinks))
             for caution in load_object(CAUTIONS)(config):
-                Fanout(sinks).event("warning", caution)
+                Fanout(sinks).log_event("warning", caution)
             async with open_parts(
                 config,
                 sinks=sinks,
@@ -64,7 +64,7 @@ async def run_training(
                 if newest:
                     await parts.learner.load(newest / checkpoint_folder.LEARNER)
                 if snapshot:
-                    rng.restore(snapshot.randomness)
+                    rng.restore_rng_state(snapshot.randomness)
                 started.set()
                 outcome = await pipeline.run(parts, snapshot=snapshot, stop=stop)
             tasks.cancel_scope.cancel()
@@ -82,5 +82,7 @@ async def _heed_signals(started: anyio.Event, stop: anyio.Event, sink: Sink) -> 
                 raise Interrupted("asked to stop before everything had started")
             if stop.is_set():
                 raise Interrupted("asked twice to stop")
-            sink.event("info", "stopping at the next version, with a checkpoint; once more to stop at once, without")
+            sink.log_event(
+                "info", "stopping at the next version, with a checkpoint; once more to stop at once, without"
+            )
             stop.set()

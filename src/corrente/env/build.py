@@ -25,7 +25,7 @@ from corrente.env.pool import InstancePool, Tell
 from corrente.env.single import SingleTurnEnv
 from corrente.env.tools import Offload, call_function, tool_schema, with_deadline
 from corrente.errors import ConfigError
-from corrente.models.limits import context
+from corrente.models.limits import context_tokens
 from corrente.prompts.base import ChatEncoder, Tool
 
 EnvironmentFactory = Callable[[], Any] | Mapping[str, Callable[[], Any]]
@@ -62,7 +62,7 @@ async def open_env(
     try:
         setups = await builder.make_setups(chat, tokenizer, tools=tools, environment_factory=environment_factory)
         embedded = isinstance(config.engine, Embedded)
-        room = context(Path(config.model.path), config.engine.max_context, windowed=embedded)
+        room = context_tokens(Path(config.model.path), config.engine.max_context, windowed=embedded)
         yield {
             name: Conversation(setups, sampling=sampling, rules=rules, context=room, seed=config.run.seed, shown=shown)
             for name, sampling in samplings.items()

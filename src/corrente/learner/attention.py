@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from corrente.data.prefix_tree import Index, Tree
+from corrente.data.prefix_tree import Index, PrefixTree
 
 NAME = "corrente_tree"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -38,7 +38,7 @@ class Block(NamedTuple):
     mask: Tensor
 
 
-def tree_blocks(tree: Tree, *, device: torch.device, size: int | None = None) -> tuple[Block, ...]:
+def tree_blocks(tree: PrefixTree, *, device: torch.device, size: int | None = None) -> tuple[Block, ...]:
     """Cut the nodes into blocks of at most ``size``, as equal as can be. None: ``BLOCK_TOKENS`` of the device."""
     size = size or BLOCK_TOKENS["cpu" if device.type == "cpu" else "accelerator"]
     cuts = np.linspace(0, len(tree), -(-len(tree) // size) + 1).astype(int)
@@ -55,7 +55,7 @@ def tree_blocks(tree: Tree, *, device: torch.device, size: int | None = None) ->
     return tuple(out)
 
 
-def _ancestors(tree: Tree, node: int) -> Index:
+def _ancestors(tree: PrefixTree, node: int) -> Index:
     above = []
     while (node := int(tree.parent[node])) >= 0:
         above.append(node)

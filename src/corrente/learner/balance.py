@@ -26,14 +26,14 @@ from corrente.data.step_totals import LOCAL_TOTALS, StepTotals
 from corrente.errors import ConfigError
 from corrente.learner.packing import Pack
 from corrente.learner.policy import PolicyOutput
-from corrente.models.moe_routing import Routers, routers_of
+from corrente.models.moe_routing import Routers, find_routers
 
 
 class LoadBalance:
     """The loss of one model, times ``coef``. Raises ConfigError where the model has no routers that are known."""
 
     def __init__(self, model: Any, *, coef: float) -> None:
-        found = routers_of(model)
+        found = find_routers(model)
         if not isinstance(found, Routers):
             raise ConfigError(f"learner.router_aux_loss_coef = {coef:g}: {found}; leave it out")
         self._choices, self._coef = found.choices, coef

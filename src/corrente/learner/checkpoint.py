@@ -59,11 +59,11 @@ def read_checkpoint(
 def restore_rng(state: dict[str, Any]) -> None:
     """Set the random number generators to where they were when ``write_checkpoint`` was called."""
     torch.set_rng_state(state["rng"]["cpu"].cpu())
-    rng.restore(state["rng"].get("others", {}))
+    rng.restore_rng_state(state["rng"].get("others", {}))
     if torch.cuda.is_available() and len(state["rng"]["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([rng.cpu() for rng in state["rng"]["cuda"]])
 
 
 def _rng_state() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda, "others": rng.state()}
+    return {"cpu": torch.get_rng_state(), "cuda": cuda, "others": rng.rng_state()}

@@ -108,14 +108,14 @@ class StepGradient:
         loss = self._objective(part, constants=constants, trained=trained)
         if self._balance is not None:
             balance = self._balance.loss(output)
-            report.record("train/router_aux_loss", float(balance.detach()), how="sum")
+            report.record("train/router_aux_loss", float(balance.detach()), reduction="sum")
             loss = replace(loss, total=loss.total + balance)
         value = float(loss.total.detach())
         # all ranks leave together: one that raised alone would leave the others waiting in the backward pass
         if not self._backend.totals.all(math.isfinite(value)):
             raise DivergedError(f"loss is {value} on {len(pack.targets_K)} tokens of {len(pack.contexts)} rows")
-        report.record("train/loss", value, how="sum")
-        report.record("train/distinct_tokens", float(output.inputs.tokens.size), how="sum")
+        report.record("train/loss", value, reduction="sum")
+        report.record("train/distinct_tokens", float(output.inputs.tokens.size), reduction="sum")
         teachers = bool(self._objective.needs_teachers)
         record_tokens(report, _trace(pack, output, part, loss, teachers=teachers), fresh=fresh)
         return loss.total

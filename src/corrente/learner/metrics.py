@@ -6,7 +6,7 @@ computed from those at the end: with r = current over behaviour policy, over n t
 
     ess = (sum r)^2 / (n sum r^2)        1 when all ratios are equal, 1/n when one of them is everything
 
-Names, units and meanings are in observe/catalogue.py, which is docs/reference/metrics.md. In short:
+Names, units and meanings are in observe/metric_catalogue.py, which is docs/reference/metrics.md. In short:
 
 train/..., ratio/..., kl/...    over all trained tokens
 lag<b>/...                      over those of lag bucket 0, 1, 2, 3-4, 5+; a bucket without tokens is left out
@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.data.age import buckets
+from corrente.data.age import split_by_lag
 from corrente.data.reductions import Accumulator
 from corrente.data.types import Mask, Tokens
 
@@ -77,7 +77,7 @@ def record_tokens(out: Accumulator, trace: Trace, *, fresh: bool = True) -> None
     _record_tokens(out, trace, everything_K, area="train")
     _mean(out, "train/clip_fraction_low", trace.low_K)
     _mean(out, "train/clip_fraction_high", trace.high_K)
-    for bucket, mine_K in buckets(trace.lags_K):
+    for bucket, mine_K in split_by_lag(trace.lags_K):
         area = f"lag{bucket}"
         names = {"mean": f"{area}/ratio_mean", "most": f"{area}/ratio_max", "square": f"{area}/ratio_square"}
         _record_ratios(out, all_of.select(mine_K), k3=f"{area}/kl_k3", **names)
@@ -90,7 +90,7 @@ def record_tokens(out: Accumulator, trace: Trace, *, fresh: bool = True) -> None
 
 def step_report(sums: Accumulator) -> dict[str, float]:
     """The report of a step by name; ess is computed from the mean ratio and the mean of its square."""
-    out = sums.reduced()
+    out = sums.reduced_values()
     for name in [name for name in out if name.endswith("/ratio_square")] + ["ratio/square"]:
         if name in out:
             square, area = out.pop(name), name.partition("/")[0]
@@ -112,12 +112,12 @@ def empty_report() -> dict[str, float]:
 
 def _mean(out: Accumulator, name: str, values_K: NDArray[np.generic]) -> None:
     if len(values_K):
-        out.record(name, float(values_K.mean(dtype=np.float64)), how="mean", weight=len(values_K))
+        out.record(name, float(values_K.mean(dtype=np.float64)), reduction="mean", weight=len(values_K))
 
 
 def _most(out: Accumulator, name: str, values_K: Values) -> None:
     if len(values_K):
-        out.record(name, float(values_K.max()), how="max")
+        out.record(name, float(values_K.max()), reduction="max")
 
 
 def _record_ratios(out: Accumulator, of: _Ratios, *, mean: str, most: str, square: str, k3: str) -> None:
@@ -128,7 +128,7 @@ def _record_ratios(out: Accumulator, of: _Ratios, *, mean: str, most: str, squar
 
 
 def _record_tokens(out: Accumulator, trace: Trace, mine_K: Mask, *, area: str) -> None:
-    out.record(f"{area}/tokens", float(mine_K.sum()), how="sum")
+    out.record(f"{area}/tokens", float(mine_K.sum()), reduction="sum")
     _mean(out, f"{area}/clip_fraction", trace.cut_K[mine_K])
     _mean(out, f"{area}/rejected_fraction", trace.rejected_K[mine_K])
     _mean(out, f"{area}/rejected_sequence_fraction", trace.whole_K[mine_K])
@@ -146,7 +146,7 @@ def _record_mismatch(out: Accumulator, trace: Trace, all_of: _Ratios) -> None:
         if not mine_K.any():
             continue
         of = all_of.select(mine_K)
-        out.record(f"{area}/tokens", float(mine_K.sum()), how="sum")
+        out.record(f"{area}/tokens", float(mine_K.sum()), reduction="sum")
         _mean(out, f"{area}/logprob_gap_mean", of.gap_K)
         _most(out, f"{area}/logprob_gap_max", of.gap_K)
         _mean(out, f"{area}/kl_k3", of.k3_K)
@@ -163,6 +163,6 @@ def _record_distill(out: Accumulator, trace: Trace) -> None:
         return
     taught_K = ~np.isnan(trace.teacher_K)
     gap_K = np.clip((trace.logprobs_K - trace.teacher_K)[taught_K], -LARGEST_LOG, LARGEST_LOG)
-    out.record("distill/tokens", float(len(gap_K)), how="sum")
+    out.record("distill/tokens", float(len(gap_K)), reduction="sum")
     _mean(out, "distill/reverse_kl", gap_K)
     _mean(out, "distill/reverse_kl_k3", np.exp(-gap_K) - 1 + gap_K)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corrente.algo.teacher_logprobs import RowTeachers, take_positions
-from corrente.data.prefix_tree import Index, Tree, fold
-from corrente.data.routing import Experts, nowhere
+from corrente.data.prefix_tree import Index, PrefixTree, fold_into_prefix_tree
+from corrente.data.routing import Experts, unknown_experts
 from corrente.data.support import Support
 from corrente.data.types import Floats, Mask, Row, Tokens
 from corrente.errors import AlignmentError, DivergedError
@@ -66,7 +66,7 @@ class PackInputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     select_M: Index
     slot_K: Index
     times: Index
-    tree: Tree | None = None
+    tree: PrefixTree | None = None
     mask: Mask | None = None
     support: Support | None = None
     experts: Experts | None = None
@@ -93,7 +93,7 @@ def plan_packs(
 
 def as_tree(pack: Pack) -> PackInputs:
     """Lay the micro-batch out as one sequence of its distinct prefixes."""
-    tree: Tree = fold(pack.contexts if pack.symbols is None else pack.symbols)
+    tree: PrefixTree = fold_into_prefix_tree(pack.contexts if pack.symbols is None else pack.symbols)
     node_K = np.array([tree.paths[r][at] for r, at in zip(pack.row_K, pack.at_K, strict=True)], np.int64)
     select_M, slot_K, support_M = provenance.prediction_slots(node_K, pack.support)
     nodes = np.concatenate(tree.paths)
@@ -101,7 +101,7 @@ def as_tree(pack: Pack) -> PackInputs:
     tokens[nodes] = np.concatenate(pack.contexts)
     experts = None
     if pack.experts is not None:
-        experts = nowhere(len(tree), pack.experts[0].shape[1:])
+        experts = unknown_experts(len(tree), pack.experts[0].shape[1:])
         experts[nodes] = np.concatenate(pack.experts)
     return PackInputs(
         tokens=tokens[None],
@@ -125,7 +125,7 @@ def as_rows(pack: Pack) -> PackInputs:
         mask[r, : len(context)] = True
     experts = None
     if pack.experts is not None:
-        experts = nowhere(tokens.size, pack.experts[0].shape[1:])
+        experts = unknown_experts(tokens.size, pack.experts[0].shape[1:])
         experts[mask.flatten()] = np.concatenate(pack.experts)
     return PackInputs(
         tokens=tokens,

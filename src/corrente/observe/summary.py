@@ -1,4 +1,4 @@
-"""What a run came to: a sink that remembers first and last, and renders a few lines at the end. Prints nothing itself."""
+"""Summarise a run: a sink that reduces some metrics over the run and renders a few lines at the end. It prints nothing."""
 
 from __future__ import annotations
 
@@ -23,56 +23,59 @@ REDUCTIONS: dict[str, tuple[Reduction, ...]] = {
     "wait/feed_slot_fraction": ("mean",),
     "mismatch/logprob_gap_mean": ("first",),
 }
-"""What is kept of each metric, over the steps of the run."""
+"""The reductions of each metric over the steps of the run."""
 
-NOTABLE = 0.1
-"""From this part of the time on, a wait is worth a word."""
+NOTABLE_WAIT = 0.1
+"""The summary mentions a wait that took at least this fraction of the time."""
 STEPS_TO_JUDGE = 5
-"""Fewer say little of waits: in the first step the learner has nothing to do yet."""
+"""The summary judges waits from this many steps on: in the first step the learner always waits."""
 OUTCOMES = ("trained", "filtered", "failed", "stale", "cancelled")
 
 
-class Summary:
-    """Implements Sink. ``replay`` feeds it the records of a run's earlier part."""
+class SummarySink:
+    """Implements Sink. ``add_records`` adds the records of the part of the run before a resume."""
 
     def __init__(self, *, may_run_ahead: bool = True) -> None:
         """``may_run_ahead``: a larger staleness.max would let generation run further ahead."""
-        self._kept = Accumulator()
+        self._reduced = Accumulator()
         self._may_run_ahead = may_run_ahead
         self.step = 0
         self.warnings = 0
 
-    def replay(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Count records read from metrics.jsonl."""
+    def add_records(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add records that were read from metrics.jsonl."""
         for record in records:
             numbers = {k: v for k, v in record.items() if isinstance(v, int | float)}
-            self.metrics(int(numbers.pop("step")), numbers)
+            self.log_metrics(int(numbers.pop("step")), numbers)
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.step = max(self.step, step)
         for name, reductions in REDUCTIONS.items():
             if name in values:
                 for how in reductions:
-                    self._kept.record(f"{name} {how}", values[name], how=how)
+                    self._reduced.record(f"{name} {how}", values[name], reduction=how)
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         pass
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         pass
 
-    def event(self, level: str, message: str) -> None:
+    def log_event(self, level: str, message: str) -> None:
         self.warnings += level == "warning"
 
     def close(self) -> None:
         pass
 
-    def lines(self, *, ended: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
-        """Label and text, line by line; what was never measured is left out."""
-        get = self._kept.value
+    def summary_lines(self, *, ended: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
+        """The summary as (label, text) lines; metrics that were never measured are left out.
+
+        ``ended``: how the run ended, for the first line; ``counts``: admitted prompts by outcome.
+        """
+        get = self._reduced.value
         out = [("steps", f"{self.step} ({ended})")]
-        out += _change("reward", get("reward/mean first"), get("reward/mean last"))
-        held_out = _change("held-out", get("eval/reward first"), get("eval/reward last"))
+        out += _change_line("reward", get("reward/mean first"), get("reward/mean last"))
+        held_out = _change_line("held-out", get("eval/reward first"), get("eval/reward last"))
         if held_out:
             best = f"   (best {get('eval/reward max'):.3f}; last at version {get('eval/version last') or 0:.0f})"
             out.append(("held-out", held_out[0][1] + best))
@@ -80,8 +83,8 @@ class Summary:
         if samples and elapsed_s:
             tokens = get("samples/tokens sum")
             rate = f", {tokens / elapsed_s:.0f} tokens/s" if tokens else ""
-            out.append(("throughput", f"{samples / elapsed_s:.2f} samples/s{rate} over {duration(elapsed_s)}"))
-        out += self._lag() + self._idle()
+            out.append(("throughput", f"{samples / elapsed_s:.2f} samples/s{rate} over {format_duration(elapsed_s)}"))
+        out += self._lag_lines() + self._idle_lines()
         gap = get("mismatch/logprob_gap_mean first")
         if gap is not None:
             out.append(("log-prob gap", f"{gap:.1e} mean between engine and learner at equal weights"))
@@ -92,31 +95,34 @@ class Summary:
             out.append(("warnings", f"{self.warnings}, in events.jsonl"))
         return out
 
-    def _lag(self) -> list[tuple[str, str]]:
-        mean, most, bound = (self._kept.value(f"lag/{name}") for name in ("mean mean", "max max", "bound last"))
+    def _lag_lines(self) -> list[tuple[str, str]]:
+        mean, most, bound = (self._reduced.value(f"lag/{name}") for name in ("mean mean", "max max", "bound last"))
         if mean is None or most is None:
             return []
         limit = "no bound" if bound is None else f"bound {bound:.0f}"
         return [("lag", f"{mean:.2f} mean, {most:.0f} max ({limit}), in versions")]
 
-    def _idle(self) -> list[tuple[str, str]]:
-        engine, learner = (self._kept.value(f"{side}/idle_fraction mean") for side in ("engine", "learner"))
+    def _idle_lines(self) -> list[tuple[str, str]]:
+        engine, learner = (self._reduced.value(f"{side}/idle_fraction mean") for side in ("engine", "learner"))
         if engine is None or learner is None:
             return []
-        return [("idle", f"engine {engine:.0%}, learner {learner:.0%}"), *self._advice(engine, learner)]
+        return [("idle", f"engine {engine:.0%}, learner {learner:.0%}"), *self._advice_lines(engine, learner)]
 
-    def _advice(self, engine: float, learner: float) -> list[tuple[str, str]]:
-        """Where both sides idled because all that may be generated was under way, a run waits for latency, and more ahead hides
-        it. A side that idles alone does so because the other is slower."""
-        groups, slots = (self._kept.value(f"wait/{name}_fraction mean") for name in ("learner_groups", "feed_slot"))
+    def _advice_lines(self, engine: float, learner: float) -> list[tuple[str, str]]:
+        """Advise a larger ``staleness.max`` where engine and learner both idled.
+
+        Then everything that may be generated was already in progress and the run waited for latency, which more generation ahead
+        hides. When one side idles alone, the other is slower, and running ahead does not help.
+        """
+        groups, slots = (self._reduced.value(f"wait/{name}_fraction mean") for name in ("learner_groups", "feed_slot"))
         waited = min(engine, learner, groups or 0.0, slots or 0.0)
-        if waited < NOTABLE or self.step < STEPS_TO_JUDGE or not self._may_run_ahead:
+        if waited < NOTABLE_WAIT or self.step < STEPS_TO_JUDGE or not self._may_run_ahead:
             return []
         return [("", "they waited for one another: a larger staleness.max lets generation run further ahead")]
 
 
-def duration(seconds: float) -> str:
-    """42 s, 3 min 07 s, 2 h 05 min."""
+def format_duration(seconds: float) -> str:
+    """Format a duration as "42 s", "3 min 07 s" or "2 h 05 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -125,5 +131,5 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _change(label: str, first: float | None, last: float | None) -> list[tuple[str, str]]:
+def _change_line(label: str, first: float | None, last: float | None) -> list[tuple[str, str]]:
     return [] if first is None or last is None else [(label, f"{first:.3f} -> {last:.3f}")]

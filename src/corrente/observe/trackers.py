@@ -1,11 +1,11 @@
-"""Trackers that a config names, as sinks: numbers under TRL's names, the step's samples as a table.
+"""The trackers that a config names, as sinks: numbers under TRL's names, the samples of a step as a table.
 
     tensorboard    event files in <run folder>/tensorboard
-    wandb          Weights & Biases: as the environment says, offline without a key; its files in <run folder>/wandb
-    trackio        a local dashboard; its database where trackio keeps it ($TRACKIO_DIR)
+    wandb          Weights & Biases: as its environment variables say, offline without a key; its files in <run folder>/wandb
+    trackio        a local dashboard; its database where trackio puts it ($TRACKIO_DIR)
 
-Each runs beside the loop (``Beside``): one that fails, hangs or finds no network costs a warning and its own record. A library
-that is not installed is refused before anything is loaded.
+Each runs in a background thread (``BackgroundSink``): one that fails, hangs or finds no network costs a warning and its own
+record. A library that is not installed is refused before a model is loaded.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import msgspec
 
 from corrente.config import RunConfig
 from corrente.errors import ConfigError
-from corrente.observe.background import Beside
+from corrente.observe.background_sink import BackgroundSink
 from corrente.observe.base import Sink
 
 
-class TrackerPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tracker is told of a run. ``done``: steps taken before a resume. ``key`` is the same for every part of the run."""
+class TrackerRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The run as a tracker sees it. ``steps_done``: steps taken before a resume. ``key``: the same for all parts of a run."""
 
     folder: Path
     project: str
     name: str
     config: dict[str, Any]
-    done: int = 0
+    steps_done: int = 0
 
     @property
     def key(self) -> str:
@@ -46,7 +46,7 @@ MAKERS: Mapping[str, str] = {
 
 
 def check(config: RunConfig) -> None:
-    """ConfigError for a tracker that is not installed, or named twice."""
+    """Raise ConfigError for a tracker that is not installed or named twice."""
     names = config.observe.trackers
     twice = [name for at, name in enumerate(names) if name in names[:at]]
     if twice:
@@ -56,42 +56,46 @@ def check(config: RunConfig) -> None:
             raise ConfigError(f'observe.trackers: {name} is not installed: pip install "corrente[{name}]"')
 
 
-def open_trackers(config: RunConfig, folder: Path, *, done: int = 0) -> list[Beside]:
-    """A sink for each of observe.trackers. ``folder``: of the run; ``done``: steps taken before a resume."""
-    place = TrackerPlace(
+def open_trackers(config: RunConfig, folder: Path, *, done: int = 0) -> list[BackgroundSink]:
+    """Open a sink for each of ``observe.trackers``. ``folder``: the run folder; ``done``: steps taken before a resume."""
+    place = TrackerRun(
         folder=folder,
         project=config.observe.project,
         name=config.observe.run_name or folder.name,
         config=msgspec.to_builtins(config),
-        done=done,
+        steps_done=done,
     )
-    return [Beside(_maker(name, place), name=name) for name in config.observe.trackers]
+    return [BackgroundSink(_sink_maker(name, place), name=name) for name in config.observe.trackers]
 
 
-def _maker(name: str, place: TrackerPlace) -> Callable[[], Sink]:
+def _sink_maker(name: str, place: TrackerRun) -> Callable[[], Sink]:
     module, _, attribute = MAKERS[name].partition(":")
     return lambda: getattr(importlib.import_module(module), attribute)(place)
 
 
-class Samples:
-    """The samples of a step as rows, until the step's numbers come."""
+class SampleTable:
+    """Collects the samples of a step until the step's metrics arrive."""
 
     COLUMNS = ("step", "prompt", "completion", "reward")
 
     def __init__(self) -> None:
         self._rows: list[Mapping[str, Any]] = []
 
-    def add(self, step: int, sample: Mapping[str, Any]) -> None:
+    def add_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         self._rows.append({"step": step, **sample})
 
-    def take(self) -> tuple[list[str], list[list[Any]]]:
-        """Columns and rows, which begin anew: prompt, completion, reward, each function's score, what functions logged."""
+    def take_rows(self) -> tuple[list[str], list[list[Any]]]:
+        """Return the columns and rows collected so far, and start anew.
+
+        Columns: step, prompt, completion, reward, the score of each function, the values that functions logged.
+        """
         rows, self._rows = self._rows, []
-        more = list(dict.fromkeys(name for row in rows for name in _more(row)))
+        more = list(dict.fromkeys(name for row in rows for name in _extra_columns(row)))
         return [*self.COLUMNS, *more], [
-            [*(row.get(name) for name in self.COLUMNS), *(_more(row).get(name) for name in more)] for row in rows
+            [*(row.get(name) for name in self.COLUMNS), *(_extra_columns(row).get(name) for name in more)]
+            for row in rows
         ]
 
 
-def _more(row: Mapping[str, Any]) -> dict[str, Any]:
+def _extra_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row.get("scores", {}), **row.get("extra", {})}

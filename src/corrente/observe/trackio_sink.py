@@ -1,6 +1,6 @@
 # pyright: basic
 # The library has no types that strict checking could use.
-"""trackio: a local dashboard (``trackio show``), or a Space where its environment variables name one."""
+"""A sink for trackio: a local dashboard (``trackio show``), or a Space where its environment variables name one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import trackio  # pyright: ignore[reportMissingImports]
 
-from corrente.observe.names import named
-from corrente.observe.trackers import Samples, TrackerPlace
+from corrente.observe.trackers import SampleTable, TrackerRun
+from corrente.observe.trl_names import to_trl_names
 
 
 class TrackioSink:
-    """Implements Sink. A run that is resumed goes on in the same run there. What trackio prints is left out."""
+    """Implements Sink. A resumed run continues the same trackio run. trackio's own prints are suppressed."""
 
-    def __init__(self, place: TrackerPlace) -> None:
-        self._samples = Samples()
+    def __init__(self, place: TrackerRun) -> None:
+        self._samples = SampleTable()
         made: Any = trackio
         with contextlib.redirect_stdout(io.StringIO()):
             self._run: Any = made.init(
@@ -32,9 +32,9 @@ class TrackioSink:
                 auto_log_cpu=False,
             )
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        record: dict[str, Any] = named(values)
-        columns, rows = self._samples.take()
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        record: dict[str, Any] = to_trl_names(values)
+        columns, rows = self._samples.take_rows()
         if rows:
             from pandas import DataFrame
 
@@ -43,13 +43,13 @@ class TrackioSink:
             record["completions"] = made.Table(dataframe=DataFrame(cells, columns=columns))
         self._run.log(metrics=record, step=step)
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         pass
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
-        self._samples.add(step, sample)
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
+        self._samples.add_sample(step, sample)
 
-    def event(self, level: str, message: str) -> None:
+    def log_event(self, level: str, message: str) -> None:
         pass
 
     def close(self) -> None:

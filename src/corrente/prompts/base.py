@@ -1,4 +1,4 @@
-"""Where work comes from, and how a conversation becomes what a model reads."""
+"""Protocols for sources of prompts and for rendering conversations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from corrente.data.types import Prompt
 Encode = Callable[[str], list[int]]
 """Raw text to token ids."""
 Message = Mapping[str, Any]
-"""One message of a conversation: "role", "content", and what else its template knows ("tool_calls", "name", ...)."""
+"""One message of a conversation: "role", "content", and other keys that the template knows ("tool_calls", "name", ...)."""
 Tool = Callable[..., Any] | Mapping[str, Any]
 """A tool as a chat template takes it: a Python function with type hints and a docstring, or its JSON schema."""
 
@@ -18,15 +18,16 @@ Tool = Callable[..., Any] | Mapping[str, Any]
 class Prompts(Protocol):
     """Contract.
 
-    - ``next`` gives the next prompt, None at the end of the last epoch. Order depends on the seed alone; each prompt has an id
-      of its own within the run ("<epoch>/<row>").
-    - ``find`` rebuilds prompts from their ids, in order: a resumed run admits again what was unfinished.
-    - ``state`` is plain JSON data; ``restore`` of it makes ``next`` continue where it stood.
+    - ``next_prompt`` returns the next prompt, and None at the end of the last epoch. The order depends on the seed only; each
+      prompt has an id that is unique in the run ("<epoch>/<row>").
+    - ``find_prompts`` rebuilds prompts from their ids, in order: a resumed run admits the unfinished ones again.
+    - ``state`` returns the position as plain JSON data; after ``restore`` of it ``next_prompt`` continues from there.
+    - ``describe`` returns one line for the user.
     """
 
-    def next(self) -> Prompt | None: ...
+    def next_prompt(self) -> Prompt | None: ...
 
-    def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]: ...
+    def find_prompts(self, ids: Sequence[str]) -> tuple[Prompt, ...]: ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -36,13 +37,13 @@ class Prompts(Protocol):
 
 
 class ChatEncoder(Protocol):
-    """Contract: a conversation as the model was trained to read it.
+    """Contract: renders a conversation as the model was trained to read it.
 
-    - ``render`` gives the text. With ``generation``, it ends where the next answer begins. ``tools`` None: those it was made
-      with. ConfigError where there is no template; RolloutError where the template refuses these messages.
-    - ``prompt`` gives text and token ids (T,) of a conversation that is to be answered; a last message of the assistant is
-      left open, to be gone on with.
-    - ``encode`` gives the ids of text that was rendered: nothing is put before it.
+    - ``render`` returns the text. With ``generation`` it ends where the next answer begins. ``tools`` None takes the tools the
+      encoder was made with. ConfigError where there is no template; RolloutError where the template refuses these messages.
+    - ``prompt`` returns text and token ids (T,) of a conversation that is to be answered. A last message of the assistant is left
+      open, so that the model continues it.
+    - ``encode`` returns the ids of rendered text, without adding special tokens.
     """
 
     def render(

@@ -1,8 +1,8 @@
-"""Conversations as the model reads them: rendered by the tokenizer's chat template, or by one that ``chat.template`` names.
+"""Render conversations with the tokenizer's chat template, or with the one that ``chat.template`` names.
 
-The text is rendered first and encoded as it is, with no special tokens added: the template writes them. That is what
-``apply_chat_template`` of transformers does too, so the ids are its ids. What a template knows beyond messages and tools
-(``enable_thinking``, say) is given by ``chat.template_kwargs``. Imports transformers on first use only.
+The text is rendered first and encoded without adding special tokens, since the template writes them. transformers'
+``apply_chat_template`` does the same, so the ids are the same. Other variables of a template (such as ``enable_thinking``) come
+from ``chat.template_kwargs``. transformers is imported on first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from corrente.prompts.tokenizer import Tokenizer
 
 
 class ChatTemplate:
-    """Implements Chat. ``tools`` are those that every conversation offers."""
+    """Implements ChatEncoder. ``tools`` are offered in every conversation."""
 
     def __init__(self, tokenizer: Tokenizer, config: ChatConfig, *, tools: Sequence[Tool] = ()) -> None:
         self._tokenizer, self._config, self._tools = tokenizer, config, tuple(tools)
@@ -39,20 +39,20 @@ class ChatTemplate:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.hf.encode(text, add_special_tokens=False))
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, **how: bool) -> str:
-        said = [dict(message) for message in messages]
-        if self._config.system and (not said or said[0].get("role") != "system"):
-            said.insert(0, {"role": "system", "content": self._config.system})
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, **options: bool) -> str:
+        conversation = [dict(message) for message in messages]
+        if self._config.system and (not conversation or conversation[0].get("role") != "system"):
+            conversation.insert(0, {"role": "system", "content": self._config.system})
         offered = self._tools if tools is None else tools
         template, tokenizer = self._template, self._tokenizer.hf
         try:
             return str(
                 tokenizer.apply_chat_template(
-                    said,
+                    conversation,
                     tools=[dict(tool) if isinstance(tool, Mapping) else tool for tool in offered] or None,
                     chat_template=template,
                     tokenize=False,
-                    **how,
+                    **options,
                     **self._config.template_kwargs,
                 )
             )
@@ -61,7 +61,7 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> str | None:
-        """The template that is given; None for the tokenizer's own. ConfigError where there is neither."""
+        """The configured template; None for the tokenizer's own. ConfigError where there is neither."""
         if self._config.template:
             return read_template(self._config.template)
         if not getattr(self._tokenizer.hf, "chat_template", None):
@@ -73,7 +73,7 @@ class ChatTemplate:
 
 
 def read_template(template: str) -> str:
-    """A template given as text, recognised by its braces, or as the path of a file. ConfigError for neither."""
+    """Return a template that is given as text, recognised by its braces, or as the path of a file. ConfigError for neither."""
     if "{%" in template or "{{" in template:
         return template
     try:
@@ -84,8 +84,8 @@ def read_template(template: str) -> str:
         ) from None
 
 
-def conversation(value: Any) -> tuple[dict[str, Any], ...] | None:
-    """The messages of a column's value, keys that hold nothing left out; None when it is not a list of messages."""
+def parse_conversation(value: Any) -> tuple[dict[str, Any], ...] | None:
+    """The messages of a column's value, without keys whose value is None; None when it is not a list of messages."""
     if not isinstance(value, list | tuple) or not value:
         return None
     if not all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in value):

@@ -1,4 +1,4 @@
-"""Datasets of others as tables and streams: Parquet files, the Hugging Face hub, and what a program brings as an object.
+"""Read other datasets as tables and streams: Parquet files, the Hugging Face hub, and objects that a program passes.
 
     Parquet file or folder                               a table, by pyarrow, held in memory
     hub name, folder of data files, save_to_disk         a table, or a stream with ``streaming``, by datasets
@@ -21,8 +21,8 @@ from corrente.prompts.rows import Row, Table
 INSTALL = 'pip install "corrente[datasets]"'
 
 
-class Items:
-    """Implements Table over what has a length and gives a dict for a number."""
+class SequenceTable:
+    """Implements Table over an object with a length that returns a dict for an index."""
 
     def __init__(self, items: Any, *, name: str) -> None:
         if not len(items):
@@ -32,7 +32,7 @@ class Items:
     def __len__(self) -> int:
         return len(self._items)
 
-    def read(self, row: int) -> dict[str, Any]:
+    def read_row(self, row: int) -> dict[str, Any]:
         found = self._items[row]
         if not isinstance(found, Mapping):
             raise ConfigError(f"{self._name}: row {row} is of type {type(found).__name__}; it must be a dict")
@@ -40,37 +40,37 @@ class Items:
 
 
 class RowStream:
-    """Rows that can only be read from their beginning; ``begin`` does so, for an epoch by its number."""
+    """Rows that can only be read from the beginning; ``open_epoch(n)`` starts reading them for epoch n."""
 
-    def __init__(self, begin: Callable[[int], Iterable[Row]]) -> None:
-        self.begin = begin
+    def __init__(self, open_epoch: Callable[[int], Iterable[Row]]) -> None:
+        self.open_epoch = open_epoch
 
     def __iter__(self) -> Iterator[Row]:
-        return iter(self.begin(0))
+        return iter(self.open_epoch(0))
 
 
-def parquet(path: str, *, key: str) -> Table:
-    """The rows of a Parquet file, or of the files of a folder. ConfigError, about ``key``, for what cannot be read."""
+def open_parquet(path: str, *, key: str) -> Table:
+    """Open a Parquet file, or the files of a folder, as a table. ConfigError, which names ``key``, when it cannot be read."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
     except ImportError:
         raise ConfigError(f"{key} = {path!r}: Parquet needs pyarrow; {INSTALL}") from None
     try:
-        table = read_table(_existing(path, key))
+        table = read_table(_existing_path(path, key))
     except (OSError, ArrowException) as error:
         raise ConfigError(f"{key} = {path!r} cannot be read: {error}") from None
-    return Items(_ArrowRows(table), name=path)
+    return SequenceTable(_ArrowRows(table), name=path)
 
 
 def parquet_columns(path: str, *, key: str) -> frozenset[str]:
-    """The columns of a Parquet file, or of a folder's first, from its schema alone."""
+    """The columns of a Parquet file, or of the first file of a folder, read from its schema. ConfigError as open_parquet."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_schema
     except ImportError:
         raise ConfigError(f"{key} = {path!r}: Parquet needs pyarrow; {INSTALL}") from None
-    place = _existing(path, key)
+    place = _existing_path(path, key)
     file = next(iter(sorted(place.glob("*.parquet"))), None) if place.is_dir() else place
     if file is None:
         raise ConfigError(f"{key} = {path!r}: the folder holds no .parquet file")
@@ -80,8 +80,8 @@ def parquet_columns(path: str, *, key: str) -> frozenset[str]:
         raise ConfigError(f"{key} = {path!r} cannot be read: {error}") from None
 
 
-def hub(config: Dataset, split: str) -> Table | RowStream:
-    """A split of a dataset on the hub or on disk. ConfigError, with what is wrong, for one that cannot be loaded."""
+def load_hub_dataset(config: Dataset, split: str) -> Table | RowStream:
+    """Load a split of a dataset on the hub or on disk. ConfigError, with the reason, when it cannot be loaded."""
     try:
         import datasets
     except ImportError:
@@ -89,34 +89,34 @@ def hub(config: Dataset, split: str) -> Table | RowStream:
     where = f"prompts.path = {config.path!r}, split {split!r}"
     datasets.disable_progress_bars()
     try:
-        saved = Path(config.path).is_dir() and _is_saved(Path(config.path))
-        found = datasets.load_from_disk(config.path) if saved else _load(datasets, config, split)
-    except Exception as error:  # the network, the hub and anybody's files: what comes is not ours to list
+        saved = Path(config.path).is_dir() and _is_saved_dataset(Path(config.path))
+        found = datasets.load_from_disk(config.path) if saved else _load_split(datasets, config, split)
+    except Exception as error:  # datasets documents no list of errors for the network, the hub and broken files
         raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     if isinstance(found, Mapping):
         if split not in found:
             raise ConfigError(f"{where}: there is no such split (it has {', '.join(map(str, found))})")
         found = found[split]
-    return given(found, name=config.path)
+    return wrap_dataset(found, name=config.path)
 
 
-def given(dataset: Any, *, name: str) -> Table | RowStream:
-    """An object as a table or a stream. ConfigError, with the reason, for one that is neither."""
+def wrap_dataset(dataset: Any, *, name: str) -> Table | RowStream:
+    """Wrap an object as a table or a stream. ConfigError, with the reason, when it can be neither."""
     if isinstance(dataset, Mapping):
         splits = ", ".join(map(str, dataset)) or "none"
         raise ConfigError(f"{name} is a dict of splits ({splits}); give one of them")
     if isinstance(dataset, str | bytes):
         raise ConfigError(f'{name} is a text; give the dataset itself, or name it with prompts.kind = "dataset"')
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        return Items(dataset, name=name)
+        return SequenceTable(dataset, name=name)
     if isinstance(dataset, Iterator):
         raise ConfigError(
             f"{name} is an iterator, which can be read once, and neither repeated nor resumed; give the function that makes it"
         )
     if isinstance(dataset, Iterable):
-        return RowStream(lambda epoch: _of_epoch(dataset, epoch))
+        return RowStream(lambda epoch: _set_epoch(dataset, epoch))
     if callable(dataset):
-        return RowStream(lambda epoch: _called(dataset, name))
+        return RowStream(lambda epoch: _call_source(dataset, name))
     raise ConfigError(
         f"{name} is of type {type(dataset).__name__}; it must be a dataset, a list or an iterable of dicts, or a function "
         "that returns one"
@@ -136,17 +136,17 @@ class _ArrowRows(Sequence[dict[str, Any]]):
         return self._table.slice(row, 1).to_pylist()[0]
 
 
-def _existing(path: str, key: str) -> Path:
+def _existing_path(path: str, key: str) -> Path:
     if not Path(path).exists():
         raise ConfigError(f"{key} = {path} does not exist")
     return Path(path)
 
 
-def _is_saved(folder: Path) -> bool:
+def _is_saved_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
-def _load(datasets: Any, config: Dataset, split: str) -> Any:
+def _load_split(datasets: Any, config: Dataset, split: str) -> Any:
     return datasets.load_dataset(
         config.path,
         config.name or None,
@@ -156,14 +156,14 @@ def _load(datasets: Any, config: Dataset, split: str) -> Any:
     )
 
 
-def _of_epoch(dataset: Any, epoch: int) -> Iterable[Row]:
-    """A dataset that shuffles by itself is told the epoch, which decides its order."""
+def _set_epoch(dataset: Any, epoch: int) -> Iterable[Row]:
+    """Tell the epoch to a dataset that shuffles by itself, since the epoch decides its order."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
     return dataset
 
 
-def _called(function: Callable[[], Any], name: str) -> Iterable[Row]:
+def _call_source(function: Callable[[], Any], name: str) -> Iterable[Row]:
     rows = function()
     if not isinstance(rows, Iterable):
         raise ConfigError(f"{name} returned {type(rows).__name__}; it must return an iterable of dicts")

@@ -1,6 +1,6 @@
-"""A JSON Lines file as a table of rows: one object a line. Blank lines are no rows.
+"""Read a JSON Lines file as a table: one object per line. Blank lines are no rows.
 
-Only the offsets of the rows are kept in memory; a row is read when it is asked for.
+Only the offsets of the rows are in memory; a row is read when it is needed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from corrente.errors import ConfigError
-from corrente.prompts.chat import conversation
+from corrente.prompts.chat import parse_conversation
 
 
-class RowFile:
-    """Implements Table over a JSON Lines file. Raises ConfigError, with the line's number, for one that is not right."""
+class JsonlTable:
+    """Implements Table over a JSON Lines file. ConfigError, which names ``key``, when it cannot be read or has no rows."""
 
     def __init__(self, path: Path, *, key: str, column: str) -> None:
         self._path = path
@@ -38,23 +38,23 @@ class RowFile:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def read(self, row: int) -> dict[str, Any]:
+    def read_row(self, row: int) -> dict[str, Any]:
         with self._path.open("rb") as lines:
             lines.seek(self._offsets[row])
             return msgspec.json.decode(lines.readline().removeprefix(BOM_UTF8), type=dict[str, Any])
 
 
-def verify(path: Path, *, key: str, column: str) -> frozenset[str]:
-    """Read every row; return the columns that all of them have besides ``column``. Raises ConfigError at the first bad line."""
+def verify_jsonl(path: Path, *, key: str, column: str) -> frozenset[str]:
+    """Read every row and return the columns that all of them have besides ``column``. ConfigError for the first bad line."""
     common: frozenset[str] | None = None
-    for number, row in _numbered(path, key=key):
+    for number, row in _numbered_rows(path, key=key):
         if column not in row:
             has = ", ".join(map(repr, row)) or "nothing"
             raise ConfigError(
                 f"prompts.column = {column!r}: line {number} of {path} has no such column (it has {has}); "
                 f"every row needs it"
             )
-        if not isinstance(row[column], str) and conversation(row[column]) is None:
+        if not isinstance(row[column], str) and parse_conversation(row[column]) is None:
             raise ConfigError(
                 f"prompts.column = {column!r}: line {number} of {path} has {type(row[column]).__name__} there; "
                 f"it must be text or a list of messages, each with a role"
@@ -66,7 +66,7 @@ def verify(path: Path, *, key: str, column: str) -> frozenset[str]:
     return common
 
 
-def _numbered(path: Path, *, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _numbered_rows(path: Path, *, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
     number = 0
     try:
         with path.open("rb") as lines:

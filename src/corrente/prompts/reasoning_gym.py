@@ -1,10 +1,10 @@
-"""Tasks of reasoning-gym, drawn without end and repeatable: the n-th depends on the run's seed and n alone.
+"""Tasks of reasoning-gym, drawn without end: the n-th depends on the run's seed and n only.
 
-A prompt's columns say where its task comes from (``COLUMNS``), plain data from which the reward function makes it again;
-``answer`` is one right answer, and for many tasks not the only one. A dataset that does not give the same task twice for a seed
-is refused. Held-out tasks come from seeds of their own. Tasks are drawn, so where a dataset has few of them some of the held-out
-ones are trained on too. A task is made when its turn comes, on the event loop: datasets that take seconds for one hold up a run.
-The text is plain: it is read without a chat template.
+A prompt's columns (``COLUMNS``) say how its task was made, as plain data from which the reward function makes it again;
+``answer`` is one right answer, and for many tasks not the only one. A dataset that returns different tasks for one seed is
+refused. Held-out tasks use seeds that training does not use; where a dataset has few tasks, some of them are trained on all the
+same. A task is made on the event loop when its turn comes, so a dataset that takes seconds per task slows the run. The text is
+plain, without a chat template.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from corrente.config import ReasoningGym
 from corrente.data.types import Prompt
 from corrente.errors import ConfigError
-from corrente.prompts.numbered import NumberedPrompts
+from corrente.prompts.procedural import ProceduralPrompts
 
 Encode = Callable[[str], list[int]]
 
@@ -30,26 +30,26 @@ CHUNK = 512
 """Tasks drawn from one dataset before it is made again with another seed."""
 
 
-class ReasoningGymPrompts(NumberedPrompts):
-    """Raises ConfigError without the package, or for a task or option it does not know."""
+class ReasoningGymPrompts(ProceduralPrompts):
+    """Tasks drawn without end. ConfigError without the package, or for a task or option that it does not know."""
 
     def __init__(self, config: ReasoningGym, encode: Encode, *, seed: int) -> None:
-        verify(config)
+        verify_reasoning_gym(config)
 
         def make(number: int) -> Prompt:
-            return _prompt(f"0/{number}", config, encode, stream=str(seed), number=number)
+            return _make_prompt(f"0/{number}", config, encode, stream=str(seed), number=number)
 
         super().__init__(make, description=f"{', '.join(config.tasks)} of reasoning-gym, without end")
 
 
 def held_out_tasks(config: ReasoningGym, encode: Encode, *, count: int) -> tuple[Prompt, ...]:
-    """``count`` tasks that are the same for every run."""
-    return tuple(_prompt(f"eval/{n}", config, encode, stream="held out", number=n) for n in range(count))
+    """The first ``count`` held-out tasks, the same for every run."""
+    return tuple(_make_prompt(f"eval/{n}", config, encode, stream="held out", number=n) for n in range(count))
 
 
-def verify(config: ReasoningGym) -> None:
-    """Raise ConfigError for what the package would refuse. Imports it, which takes seconds."""
-    gym = package()
+def verify_reasoning_gym(config: ReasoningGym) -> None:
+    """Raise ConfigError for settings that the package refuses. Imports the package, which takes seconds."""
+    gym = import_reasoning_gym()
     names, tasks = gym.factory.DATASETS, config.tasks
     if not tasks:
         raise ConfigError("prompts.tasks = []: name at least one dataset of reasoning-gym")
@@ -70,8 +70,8 @@ def verify(config: ReasoningGym) -> None:
             raise ConfigError(f"prompts.tasks: {task!r} gives another task each time for one seed; leave it out")
 
 
-def package() -> Any:
-    """reasoning_gym. ConfigError, with what to install, where it is missing."""
+def import_reasoning_gym() -> Any:
+    """Import reasoning_gym. ConfigError, with the install command, where it is missing."""
     try:
         import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -82,17 +82,17 @@ def package() -> Any:
 
 
 @lru_cache(maxsize=64)
-def _dataset(task: str, options: bytes, seed: int) -> Any:
-    return package().create_dataset(task, **msgspec.json.decode(options), seed=seed, size=CHUNK)
+def _cached_dataset(task: str, options: bytes, seed: int) -> Any:
+    return import_reasoning_gym().create_dataset(task, **msgspec.json.decode(options), seed=seed, size=CHUNK)
 
 
-def _prompt(prompt_id: str, config: ReasoningGym, encode: Encode, *, stream: str, number: int) -> Prompt:
+def _make_prompt(prompt_id: str, config: ReasoningGym, encode: Encode, *, stream: str, number: int) -> Prompt:
     draws = random.Random(f"corrente/reasoning_gym/{stream}/{number}")
     task = draws.choices(config.tasks, weights=config.weights or None)[0]
     chunk, index = divmod(number, CHUNK)
     digest = hashlib.blake2b(f"{stream}/{chunk}".encode(), digest_size=4).digest()
     seed, options = int.from_bytes(digest, "little") >> 1, config.options.get(task, {})  # below 2^31, as numpy's seeds
-    entry = _dataset(task, msgspec.json.encode(options, order="sorted"), seed)[index]
+    entry = _cached_dataset(task, msgspec.json.encode(options, order="sorted"), seed)[index]
     text = config.template.replace("{question}", str(entry["question"]))
     return Prompt(
         id=prompt_id,

@@ -1,7 +1,7 @@
-"""Rows to prompts: tables, which give any row at once, and streams, which are read from their beginning.
+"""Prompts from rows of data: tables, which return any row at once, and streams, which are read from the beginning.
 
-A row is a dict. Its prompt is one column, text or a list of messages; the others are its fields, as plain data. The order
-of an epoch depends on the seed and the epoch's number alone, so the position is all the state there is, and a row has the same id
+A row is a dict. One column is the prompt, as text or as a list of messages; the other columns are its fields, as plain data. The
+order of an epoch depends only on the seed and the epoch's number, so the position is the only state, and a row has the same id
 ("<epoch>/<row>") wherever the shuffle puts it. A stream is shuffled within a window, and resumed by reading it again.
 """
 
@@ -17,28 +17,30 @@ import numpy as np
 from corrente.data.types import Prompt
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.base import ChatEncoder, Encode
-from corrente.prompts.chat import conversation
+from corrente.prompts.chat import parse_conversation
 
 Row = Mapping[str, Any]
 
 
 class Table(Protocol):
-    """Contract: rows by number, the same each time. ``read`` gives a dict that the caller may change."""
+    """Contract: rows by number, the same at each call. ``read_row`` returns a dict that the caller may change."""
 
     def __len__(self) -> int: ...
 
-    def read(self, row: int) -> dict[str, Any]: ...
+    def read_row(self, row: int) -> dict[str, Any]: ...
 
 
-def said(row: object, number: object, *, column: str, name: str) -> str | tuple[dict[str, Any], ...]:
-    """The prompt of a row, text or messages. ConfigError, with the row's number, the column and what the source is called, for
-    one that has none."""
+def prompt_of_row(row: object, number: object, *, column: str, name: str) -> str | tuple[dict[str, Any], ...]:
+    """The prompt of a row, as text or messages. ConfigError, with the number, ``column`` and ``name``, when it has none.
+
+    ``name``: what messages call the source.
+    """
     if not isinstance(row, Mapping):
         raise ConfigError(f"{name}: row {number} is of type {type(row).__name__}; it must be a dict")
     asked = row.get(column)
     if isinstance(asked, str):
         return asked
-    messages = conversation(asked)
+    messages = parse_conversation(asked)
     if messages is not None:
         return messages
     start = f"prompts.column = {column!r}: row {number} of {name} has "
@@ -48,17 +50,17 @@ def said(row: object, number: object, *, column: str, name: str) -> str | tuple[
     raise ConfigError(f"{start}{found} there; it must be text or a list of messages, each with a role")
 
 
-class Reader:
+class RowReader:
     """Makes prompts of rows. ``name`` is what messages call the source; ``chat`` renders conversations."""
 
     def __init__(self, encode: Encode, *, column: str, name: str, chat: ChatEncoder | None = None) -> None:
         self._encode, self._chat, self._column, self.name = encode, chat, column, name
 
-    def make(self, prompt_id: str, row: Row) -> Prompt:
-        """The prompt of a row. ConfigError, with the row and the column, for one that has none."""
-        asked = said(row, prompt_id, column=self._column, name=self.name)
+    def make_prompt(self, prompt_id: str, row: Row) -> Prompt:
+        """Make the prompt of a row, with its other columns as fields. ConfigError for a row that has no prompt."""
+        asked = prompt_of_row(row, prompt_id, column=self._column, name=self.name)
         fields = {name: value for name, value in row.items() if name != self._column}
-        plain = {str(name): self._plain(prompt_id, name, value) for name, value in fields.items()}
+        plain = {str(name): self._plain_value(prompt_id, name, value) for name, value in fields.items()}
         if isinstance(asked, str):
             return Prompt(id=prompt_id, tokens=np.array(self._encode(asked), np.int32), text=asked, fields=plain)
         if self._chat is None:
@@ -69,8 +71,8 @@ class Reader:
             raise ConfigError(f"{self.name}: row {prompt_id}: {error}") from error
         return Prompt(id=prompt_id, tokens=np.array(tokens, np.int32), text=text, messages=asked, fields=plain)
 
-    def _plain(self, prompt_id: str, name: object, value: Any) -> Any:
-        """A value that can be kept in a checkpoint; of numpy's, Python's."""
+    def _plain_value(self, prompt_id: str, name: object, value: Any) -> Any:
+        """The value as plain data that a checkpoint can hold; numpy values become Python's. ConfigError otherwise."""
         item = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
         try:
             msgspec.msgpack.encode(item)
@@ -83,73 +85,73 @@ class Reader:
 
 
 class TablePrompts:
-    """Implements Prompts over a table: an epoch is a permutation of all of it."""
+    """Implements Prompts over a table: each epoch is a permutation of all rows."""
 
-    def __init__(self, table: Table, reader: Reader, *, epochs: int, shuffle: bool, seed: int) -> None:
+    def __init__(self, table: Table, reader: RowReader, *, epochs: int, shuffle: bool, seed: int) -> None:
         self._table, self._reader = table, reader
         self._epochs, self._shuffle, self._seed = epochs, shuffle, seed
         self._epoch, self._position = 0, 0
-        self._order = self._shuffled(0)
-        reader.make("0/0", table.read(0))  # what is wrong with every row is told before a model is loaded
+        self._order = self._epoch_order(0)
+        reader.make_prompt("0/0", table.read_row(0))  # a mistake in all rows is reported before a model is loaded
 
-    def next(self) -> Prompt | None:
+    def next_prompt(self) -> Prompt | None:
         if self._position == len(self._table):
             self._epoch, self._position = self._epoch + 1, 0
-            self._order = self._shuffled(self._epoch)
+            self._order = self._epoch_order(self._epoch)
         if self._epochs and self._epoch >= self._epochs:
             return None
-        prompt = self._make(self._epoch, int(self._order[self._position]))
-        self._position += 1  # after it: a row that is no prompt is not passed over by whoever goes on
+        prompt = self._make_prompt(self._epoch, int(self._order[self._position]))
+        self._position += 1  # after making it: a bad row raises again, rather than being skipped, at the next call
         return prompt
 
-    def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
-        return tuple(self._make(*map(int, prompt_id.split("/"))) for prompt_id in ids)
+    def find_prompts(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
+        return tuple(self._make_prompt(*map(int, prompt_id.split("/"))) for prompt_id in ids)
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "position": self._position, "rows": len(self._table)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Raises ConfigError when the table no longer has the rows the position was taken in."""
+        """Set the position. ConfigError when the table has another number of rows than when it was saved."""
         if state["rows"] != len(self._table):
             raise ConfigError(
                 f"{self._reader.name} has {len(self._table)} rows, but had {state['rows']} when the checkpoint was "
                 "written: resume with the same data"
             )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
-        self._order = self._shuffled(self._epoch)
+        self._order = self._epoch_order(self._epoch)
 
     def describe(self) -> str:
-        return f"{len(self._table)} rows of {self._reader.name}, {_repeated(self._epochs)}"
+        return f"{len(self._table)} rows of {self._reader.name}, {_describe_epochs(self._epochs)}"
 
-    def _make(self, epoch: int, row: int) -> Prompt:
-        return self._reader.make(f"{epoch}/{row}", self._table.read(row))
+    def _make_prompt(self, epoch: int, row: int) -> Prompt:
+        return self._reader.make_prompt(f"{epoch}/{row}", self._table.read_row(row))
 
-    def _shuffled(self, epoch: int) -> np.ndarray:
+    def _epoch_order(self, epoch: int) -> np.ndarray:
         rows = len(self._table)
         return np.random.default_rng((self._seed, epoch)).permutation(rows) if self._shuffle else np.arange(rows)
 
 
 class StreamPrompts:
-    """Implements Prompts over a stream. ``open`` begins the stream of an epoch anew, with the same rows for the same number.
+    """Implements Prompts over a stream. ``open_epoch`` starts the stream of an epoch, with the same rows for the same number.
 
-    ``window``: rows held in memory, from which the next is drawn; 1: the stream's own order.
+    ``window``: the rows in memory from which the next one is drawn; 1 takes the stream's own order.
     """
 
     def __init__(
-        self, open: Callable[[int], Iterable[Row]], reader: Reader, *, epochs: int, window: int, seed: int
+        self, open_epoch: Callable[[int], Iterable[Row]], reader: RowReader, *, epochs: int, window: int, seed: int
     ) -> None:
-        self._open, self._reader = open, reader
+        self._open_epoch, self._reader = open_epoch, reader
         self._epochs, self._window, self._seed = epochs, window, seed
         self._epoch, self._position = 0, 0
         self._rows: Iterator[tuple[int, Row]] | None = None
 
-    def next(self) -> Prompt | None:
+    def next_prompt(self) -> Prompt | None:
         while not self._epochs or self._epoch < self._epochs:
             if self._rows is None:
-                self._rows = self._begin(self._epoch, self._position)
+                self._rows = self._open_at(self._epoch, self._position)
             found = next(self._rows, None)
             if found is not None:
-                prompt = self._reader.make(f"{self._epoch}/{found[0]}", found[1])
+                prompt = self._reader.make_prompt(f"{self._epoch}/{found[0]}", found[1])
                 self._position += 1
                 return prompt
             if not self._position:
@@ -157,12 +159,12 @@ class StreamPrompts:
             self._epoch, self._position, self._rows = self._epoch + 1, 0, None
         return None
 
-    def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
-        """ConfigError when the stream ends before it comes to one of them, or has no rows at all."""
+    def find_prompts(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
+        """See Prompts.find_prompts. ConfigError when the stream has no rows or ends before one of them."""
         wanted: dict[int, set[int]] = {}
         for epoch, row in (map(int, prompt_id.split("/")) for prompt_id in ids):
             wanted.setdefault(epoch, set()).add(row)
-        found = {prompt.id: prompt for epoch, rows in wanted.items() for prompt in self._pick(epoch, rows)}
+        found = {prompt.id: prompt for epoch, rows in wanted.items() for prompt in self._find_rows(epoch, rows)}
         if missing := [prompt_id for prompt_id in ids if prompt_id not in found]:
             raise ConfigError(
                 f"{self._reader.name} has no row {missing[0]}, which the checkpoint has: resume with the same data"
@@ -176,10 +178,10 @@ class StreamPrompts:
         self._epoch, self._position, self._rows = int(state["epoch"]), int(state["position"]), None
 
     def describe(self) -> str:
-        return f"the stream of {self._reader.name}, {_repeated(self._epochs)}"
+        return f"the stream of {self._reader.name}, {_describe_epochs(self._epochs)}"
 
-    def _begin(self, epoch: int, skip: int) -> Iterator[tuple[int, Row]]:
-        rows = self._drawn(iter(enumerate(self._open(epoch))), epoch)
+    def _open_at(self, epoch: int, skip: int) -> Iterator[tuple[int, Row]]:
+        rows = self._shuffle_in_window(iter(enumerate(self._open_epoch(epoch))), epoch)
         for at in range(skip):
             if next(rows, None) is None:
                 raise ConfigError(
@@ -188,7 +190,7 @@ class StreamPrompts:
                 )
         return rows
 
-    def _drawn(self, rows: Iterator[tuple[int, Row]], epoch: int) -> Iterator[tuple[int, Row]]:
+    def _shuffle_in_window(self, rows: Iterator[tuple[int, Row]], epoch: int) -> Iterator[tuple[int, Row]]:
         if self._window == 1:
             yield from rows
             return
@@ -204,12 +206,12 @@ class StreamPrompts:
         rng.shuffle(held)
         yield from held
 
-    def _pick(self, epoch: int, rows: set[int]) -> Iterator[Prompt]:
+    def _find_rows(self, epoch: int, rows: set[int]) -> Iterator[Prompt]:
         left, at = set(rows), -1
-        for at, row in enumerate(self._open(epoch)):
+        for at, row in enumerate(self._open_epoch(epoch)):
             if at in left:
                 left.discard(at)
-                yield self._reader.make(f"{epoch}/{at}", row)
+                yield self._reader.make_prompt(f"{epoch}/{at}", row)
             if not left:
                 return
         if at < 0:
@@ -218,9 +220,9 @@ class StreamPrompts:
 
 def first_rows(source: Table | Iterable[Row], *, count: int) -> Iterator[tuple[int, Row]]:
     """The first ``count`` rows with their numbers, in their own order."""
-    if hasattr(source, "read"):
+    if hasattr(source, "read_row"):
         table: Any = source
-        yield from ((row, table.read(row)) for row in range(min(count, len(table))))
+        yield from ((row, table.read_row(row)) for row in range(min(count, len(table))))
         return
     stream: Any = source
     for row in enumerate(stream):
@@ -229,5 +231,5 @@ def first_rows(source: Table | Iterable[Row], *, count: int) -> Iterator[tuple[i
         yield row
 
 
-def _repeated(epochs: int) -> str:
+def _describe_epochs(epochs: int) -> str:
     return f"{epochs} epoch{'s' * (epochs != 1)}" if epochs else "repeated for ever"

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the tokenizer that lies beside a model. Imports transformers on first use only."""
+"""Text to token ids and back, with the tokenizer in a model's folder. transformers is imported on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corrente.models import pretrained
 
 
 class Tokenizer:
-    """Encodes prompts as the model was trained to read raw text: with its beginning-of-sequence token, if it has one, once."""
+    """Encodes raw text as the model was trained to read it: with one beginning-of-sequence token, if it has one."""
 
     def __init__(self, model: Path, *, trust_remote_code: bool = False) -> None:
         self.path, self._trust = model, trust_remote_code
@@ -27,7 +27,7 @@ class Tokenizer:
 
     @cached_property
     def hf(self) -> Any:
-        """The tokenizer of transformers."""
+        """The transformers tokenizer; ConfigError when it cannot be loaded."""
         from transformers import AutoTokenizer  # heavy: only a run that really encodes pays for it
 
         try:

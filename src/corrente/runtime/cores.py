@@ -29,11 +29,11 @@ class EngineCore(Protocol):
 
     def layout(self) -> Layout: ...
 
-    def attach(self, buffers: Sequence[torch.Tensor]) -> None: ...
+    def attach_buffers(self, buffers: Sequence[torch.Tensor]) -> None: ...
 
     def apply(self, update: Update, mode: ApplyMode) -> None: ...
 
-    def vacant(self, slot: int) -> bool: ...
+    def is_slot_free(self, slot: int) -> bool: ...
 
     def pause(self) -> None: ...
 
@@ -43,7 +43,7 @@ class EngineCore(Protocol):
 
     def step(self) -> list[tuple[str, Completion | GenerationError]]: ...
 
-    def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]: ...
+    def partial_completions(self, ids: Sequence[str]) -> Mapping[str, Completion]: ...
 
     def score(self, tokens: Tokens, top: int = 0, *, temperature: float = 1.0) -> Scores: ...
 
@@ -76,7 +76,7 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
     return load_object("corrente.engine.embedded.core:EmbeddedCore")(
         model=Path(model.path),
         dtype=model.dtype,
-        device=devices.engine(model.device, index),
+        device=devices.engine_device(model.device, index),
         max_sequences=section.max_sequences,
         max_context=section.max_context,
         path=section.path,
@@ -88,4 +88,6 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
 
 def learner(config: RunConfig) -> LearnerCore:
     """The learner a config asks for, with the model's weights loaded."""
-    return load_object("corrente.learner.core:TorchLearner")(config, device=devices.learner(config.model.device))
+    return load_object("corrente.learner_device.core:TorchLearner")(
+        config, device=devices.learner_device(config.model.device)
+    )

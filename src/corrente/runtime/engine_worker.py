@@ -76,7 +76,7 @@ class EngineRole:
                 self.core.abort(self._named(ids))
                 return rpc.reply(call.id, None)
             case wire.Partials(ids=ids):
-                found = self.core.partials(self._named(ids))
+                found = self.core.partial_completions(self._named(ids))
                 return rpc.reply(call.id, {self._requests[name]: partial for name, partial in found.items()})
             case wire.Score(tokens=tokens, top=top):
                 return rpc.reply(call.id, self.core.score(tokens, top))
@@ -112,7 +112,7 @@ class EngineRole:
                 slots = allocate(given.layout, device=self.core.device, count=given.slots)
             self._receiver = load_object("corrente.sync.receiver:WeightReceiver")(given.layout, slots, shared=shared)
         self._slots = given.slots
-        self.core.attach(slots)
+        self.core.attach_buffers(slots)
 
     def _weights(self, number: int, body: wire.Reserve | wire.Receive | wire.Apply) -> rpc.RpcAnswer | None:
         match body:
@@ -132,7 +132,7 @@ class EngineRole:
 
     def _reserved(self) -> list[rpc.RpcAnswer]:
         """Answers for those who waited for a slot that nobody samples from any more."""
-        free = [entry for entry in self._reserving if self.core.vacant(entry[1])]
+        free = [entry for entry in self._reserving if self.core.is_slot_free(entry[1])]
         self._reserving = [entry for entry in self._reserving if entry not in free]
         return [rpc.reply(number, None) for number, _ in free]
 

@@ -28,7 +28,7 @@ class ProcEngine:
     async def abort(self, ids: Sequence[str]) -> None:
         await self._worker.call(wire.Abort(ids=tuple(ids)), None)
 
-    async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]:
+    async def partial_completions(self, ids: Sequence[str]) -> Mapping[str, Completion]:
         return await self._worker.call(wire.Partials(ids=tuple(ids)), dict[str, Completion])
 
     async def reserve(self, slot: int) -> None:

@@ -59,7 +59,7 @@ class InlineTeacher:
 
     def __init__(self, core: cores.EngineCore, receiver: Any, *, temperature: float) -> None:
         self._core, self._receiver, self._temperature = core, receiver, temperature
-        core.attach(receiver.slots)
+        core.attach_buffers(receiver.slots)
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
         await anyio.lowlevel.checkpoint()
@@ -106,9 +106,9 @@ class InlineRuntime:
         torch.set_num_threads(asked or len(available_cpus()))
         try:
             core, learner = self._engine(config), self._learner(config)
-            engine = load_object("corrente.engine.embedded.driver:EmbeddedEngine")(core)
+            engine = load_object("corrente.engine.embedded.async_engine:EmbeddedEngine")(core)
             buffers = load_object("corrente.sync.weight_slots:allocate_slots")(core.layout(), device=core.device)
-            core.attach(buffers)
+            core.attach_buffers(buffers)
             sync = load_object("corrente.sync.inproc:InprocSync")(
                 engine=engine, layout=core.layout(), buffers=buffers, tensors=learner.tensors
             )

@@ -95,7 +95,7 @@ class LearnerRole:
             map_slots = load_object("corrente.sync.weight_slots:map_slots")
             shared = map_slots(given.layout, fd=given.fd, count=given.slots)
         build = load_object("corrente.sync.sender:build")
-        device = devices.learner(self._config.model.device)
+        device = devices.learner_device(self._config.model.device)
         self._sender = build(
             self._config, given.layout, shared=shared, path=given.path, device=device, slots=given.slots
         )
@@ -110,7 +110,7 @@ class LearnerRole:
         try:
             answer: rpc.RpcAnswer = rpc.reply(number, _as_sync_error(lambda: self._sender.offer(request)))
         except SyncError as error:
-            answer = rpc.failure(number, error, worker="learner")
+            answer = rpc.failure(number, error, worker="learner_device")
         self._send(answer)
 
 

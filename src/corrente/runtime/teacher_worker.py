@@ -85,7 +85,7 @@ class TeacherRole:
         self._receiver = load_object("corrente.sync.lagged_receiver:LaggedReceiver")(
             given.layout, lag=self._lag, shared=shared, device=self.core.device
         )
-        self.core.attach(self._receiver.slots)
+        self.core.attach_buffers(self._receiver.slots)
 
     def _receive(self, number: int, offer: Offer) -> None:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.errors import RolloutError
 from corrente.score.messages import Opinion, Sample
 
@@ -34,13 +34,13 @@ class Batcher:
     def __init__(self, forward: Forward, *, batch: int, cells: int) -> None:
         self._forward, self._batch, self._cells = forward, batch, cells
         self._queue: list[_QueuedSample] = []
-        self._bell = Bell()
+        self._changed = Condition()
 
     async def ask(self, sample: Sample) -> Opinion:
         """Wait for the model's opinion of a sample. Raises the RolloutError that ``forward`` raised for its batch."""
         entry = _QueuedSample(sample, sample_size(sample))
         self._queue.append(entry)
-        self._bell.ring()
+        self._changed.notify_all()
         try:
             await entry.done.wait()
         finally:
@@ -54,7 +54,7 @@ class Batcher:
     async def run(self) -> None:
         """Process waiting samples, batch after batch, until cancelled."""
         while True:
-            await self._bell.until(lambda: bool(self._queue))
+            await self._changed.wait_for(lambda: bool(self._queue))
             picked = pick_batch([entry.size for entry in self._queue], most=self._batch, cells=self._cells)
             batch = [self._queue[at] for at in picked]
             self._queue = [entry for at, entry in enumerate(self._queue) if at not in set(picked)]

@@ -162,7 +162,7 @@ def _check_function(where: str, scorer: s.FunctionScorer | s.ProcessScorer) -> N
 def _check_url(where: str, scorer: s.JudgeScorer | s.ServedTeacherScorer) -> None:
     if not re.match(r"https?://[^/]", scorer.url):
         raise ConfigError(f"{where}.url = {scorer.url!r}: it must begin with http:// or https:// and name a host")
-    tls.context(scorer.verify, key=f"{where}.verify")
+    tls.ssl_context(scorer.verify, key=f"{where}.verify")
 
 
 def _check_judge(where: str, scorer: s.JudgeScorer) -> None:

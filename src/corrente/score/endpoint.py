@@ -44,7 +44,7 @@ class Endpoint:
         self._patience_s = PATIENCE_SHARE * deadline_s
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            verify=tls.context(verify, key="verify"),
+            verify=tls.ssl_context(verify, key="verify"),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             timeout=httpx.Timeout(None, connect=CONNECT_S),
             transport=transport,

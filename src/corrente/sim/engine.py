@@ -22,7 +22,7 @@ import anyio
 import msgspec
 import numpy as np
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.data.types import ApplyMode, Completion, FinishReason, Request, Scores, Span, Tokens
 from corrente.engine.base import EngineStats
 from corrente.errors import GenerationError, SyncError, WorkerDied
@@ -93,7 +93,7 @@ class VirtualEngine:
         self._prefilled = 0
         self._prompts: dict[str, int] = {}
         self._wake = anyio.Event()
-        self._ended = Bell()
+        self._ended = Condition()
         self._dead: WorkerDied | None = None
 
     # ---- Engine -------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class VirtualEngine:
             self._end(live, self._so_far(live, self._position(live), "abort"))
         await anyio.lowlevel.checkpoint()
 
-    async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]:
+    async def partial_completions(self, ids: Sequence[str]) -> Mapping[str, Completion]:
         await self._chaos.strike("partials", "", GenerationError)
         self._settle()
         counts = [(live, self._position(live)) for live in self._named(ids)]
@@ -152,7 +152,7 @@ class VirtualEngine:
         self._check_alive(f"slot {slot}")
         if self._held is not None and self._held.slot == slot:
             raise SyncError(f"slot {slot} holds version {self._held.version}, which is live")
-        await self._ended.until(lambda: not self._samples_from(slot))
+        await self._ended.wait_for(lambda: not self._samples_from(slot))
         self._slots.pop(slot, None)
 
     async def receive(self, offer: Offer) -> None:
@@ -214,7 +214,7 @@ class VirtualEngine:
             self._prefilled += context
             self._stall(context * self._speed.prefill_token_s)
         self._wake.set()
-        self._ended.ring()
+        self._ended.notify_all()
 
     def die(self, words: str = "the virtual engine died") -> None:
         """Fail every live request, and every later one, with WorkerDied."""
@@ -362,7 +362,7 @@ class VirtualEngine:
         self._waiting.pop(live.key, None)
         live.done.set()
         self._wake.set()
-        self._ended.ring()
+        self._ended.notify_all()
 
     def _forget(self, live: _Live) -> None:
         """The caller is gone: free the sequence, wherever it is."""

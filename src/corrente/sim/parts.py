@@ -43,7 +43,7 @@ class VirtualPrompts:
         self.given: list[str] = []
         """Ids of the prompts handed out, in order, those of ``find`` included."""
 
-    def next(self) -> Prompt | None:
+    def next_prompt(self) -> Prompt | None:
         if self._chaos.pick("prompt", str(self._at)):
             raise OSError(f"injected fault at prompt {self._at}")
         if self._epochs and self._at >= self._rows * self._epochs:
@@ -53,7 +53,7 @@ class VirtualPrompts:
         self.given.append(prompt.id)
         return prompt
 
-    def find(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
+    def find_prompts(self, ids: Sequence[str]) -> tuple[Prompt, ...]:
         self.given.extend(ids)
         return tuple(self._make(*map(int, name.split("/"))) for name in ids)
 
@@ -294,19 +294,19 @@ class RecordingSink:
         self.events: list[tuple[str, str]] = []
         self.closed = False
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._fail("metrics")
         self.rows.append((step, dict(values)))
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         self._fail("span")
         self.spans.append((track, name, start_s, stop_s))
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         self._fail("sample")
         self.samples.append((step, dict(sample)))
 
-    def event(self, level: str, message: str) -> None:
+    def log_event(self, level: str, message: str) -> None:
         self._fail("event")
         self.events.append((level, message))
 

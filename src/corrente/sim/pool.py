@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.errors import SyncError
@@ -22,29 +22,29 @@ class VirtualPool:
     def __init__(self, engines: Iterable[VirtualEngine]) -> None:
         self.engines = tuple(engines)
         self._version: int | None = None
-        self._bell = Bell()
+        self._changed = Condition()
 
     def ready(self) -> list[VirtualEngine]:
         return [e for e in self.engines if e.version is not None and e.version == self._version]
 
     async def generate(self, request: Request) -> Completion:
-        await self._bell.until(lambda: bool(self.ready()))
+        await self._changed.wait_for(lambda: bool(self.ready()))
         ready = self.ready()
         loads = [(s.running + s.waiting, i) for i, s in enumerate([await engine.stats() for engine in ready])]
         return await ready[min(loads)[1]].generate(request)
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
-        await self._bell.until(lambda: bool(self.ready()))
+        await self._changed.wait_for(lambda: bool(self.ready()))
         return await self.ready()[0].score(tokens, top=top)
 
     async def abort(self, ids: Sequence[str]) -> None:
         for engine in self.engines:
             await engine.abort(ids)
 
-    async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]:
+    async def partial_completions(self, ids: Sequence[str]) -> Mapping[str, Completion]:
         found: dict[str, Completion] = {}
         for engine in self.engines:
-            found |= await engine.partials(ids)
+            found |= await engine.partial_completions(ids)
         return found
 
     async def stats(self) -> EngineStats:
@@ -76,13 +76,13 @@ class VirtualPool:
             if engine.has(update):
                 engine.hold(update, mode)
         self._version = update.version
-        self._bell.ring()
+        self._changed.notify_all()
         return max(pauses)
 
     async def rejoin(self, engine: VirtualEngine, catch_up: Callable[[VirtualEngine], Awaitable[None]]) -> None:
         """Bring ``engine`` up to date, by ``Sync.catch_up``; it gets traffic when that has returned."""
         await catch_up(engine)
-        self._bell.ring()
+        self._changed.notify_all()
 
     async def held(self) -> int | None:
         return self._version

@@ -26,7 +26,7 @@ class ByVersion:
 
     def judge(self, group: Group, version: int) -> StalenessVerdict:
         limit = None if self._mask is None else version - self._mask
-        sampled = [v for e in group.episodes for v in e.span_versions()] or [group.admitted_version]
+        sampled = [v for e in group.episodes for v in e.sampled_versions()] or [group.admitted_version]
         left = [v for v in sampled if limit is None or v >= limit]
         if not left:
             return StalenessVerdict(stale=f"every token is older than staleness.mask = {self._mask} versions")

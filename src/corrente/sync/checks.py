@@ -61,7 +61,7 @@ def _check_gpus(config: RunConfig, transport: Transport, asked: str) -> None:
     if config.model.device == "cpu":
         raise ConfigError(f'{asked} goes between GPUs: model.device = "cpu" must be "auto" or "cuda"')
     apart = transport.gpu_each and isinstance(config.engine, Embedded)
-    devices.require(asked, at_least=1 + config.pool.replicas if apart else 1)
+    devices.require_gpus(asked, at_least=1 + config.pool.replicas if apart else 1)
 
 
 def _check_teacher(config: RunConfig, transport: Transport) -> None:

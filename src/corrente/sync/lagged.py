@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import anyio
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.data.types import ApplyMode, Metrics
 from corrente.errors import SyncError
 from corrente.sync.base import Flip, Receiver, Sync, Update
@@ -65,18 +65,18 @@ class LaggedSync:
     def __init__(self, inner: Sync, follower: Receiver, *, tell: Callable[[str, str], None]) -> None:
         self._inner, self._follower, self._tell = inner, follower, tell
         self._live = self._settled = -1
-        self._bell = Bell()
+        self._changed = Condition()
         self._missed = 0
         self._waited_s = 0.0
 
     async def run(self) -> None:
         """Bring each live version to the follower, until cancelled."""
         while True:
-            await self._bell.until(lambda: self._settled < self._live)
+            await self._changed.wait_for(lambda: self._settled < self._live)
             version = self._live
             await self._bring(version)
             self._settled = version
-            self._bell.ring()
+            self._changed.notify_all()
 
     async def _bring(self, version: int) -> None:
         failure = ""
@@ -96,7 +96,7 @@ class LaggedSync:
     async def deliver(self, version: int) -> Update:
         """See Sync.deliver. Waits until the follower has the live version, or was found unable to get it."""
         began = anyio.current_time()
-        await self._bell.until(lambda: self._settled >= self._live)
+        await self._changed.wait_for(lambda: self._settled >= self._live)
         self._waited_s = anyio.current_time() - began
         return await self._inner.deliver(version)
 
@@ -106,9 +106,9 @@ class LaggedSync:
         first = self._live < 0
         flip = await self._inner.flip(update, mode)
         self._live = update.version
-        self._bell.ring()
+        self._changed.notify_all()
         if first:
-            await self._bell.until(lambda: self._settled >= self._live)
+            await self._changed.wait_for(lambda: self._settled >= self._live)
         return flip
 
     async def catch_up(self, receiver: Receiver) -> None:

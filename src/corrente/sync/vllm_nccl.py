@@ -113,7 +113,7 @@ def buckets(sizes: Sequence[int], limit: int) -> Iterator[slice]:
 
 
 class VllmNcclSender:
-    """The learner's half of the transport; the other half is vLLM's, and engine/vllm/builtin.py asks for it."""
+    """The learner's half of the transport; the other half is vLLM's, and engine/vllm/nccl_engine.py asks for it."""
 
     device = "cuda"
 

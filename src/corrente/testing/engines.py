@@ -198,8 +198,8 @@ async def _a_resumed_request_ends_as_if_undisturbed(case: EngineCase) -> None:
             await call.finished.wait()
         first: Completion = call.result
         expect(first is not None, "an aborted generate returns what it has", call.error)
-        rest = await case.engine.generate(request.after(first))
-        joined = first.then(rest)
+        rest = await case.engine.generate(request.resumed_after(first))
+        joined = first.joined_with(rest)
         clause = "a request that goes on returns what is new, and ends as it would have ended undisturbed"
         expect(joined.tokens.tolist() == whole.tokens.tolist(), clause, (first.tokens, rest.tokens, whole.tokens))
         expect(joined.finish_reason == whole.finish_reason, clause, joined.finish_reason)
@@ -219,7 +219,7 @@ async def _partials_are_told_and_requests_go_on(case: EngineCase) -> None:
     request = _request(case, "told", tokens=case.long_tokens)
     async with pending(lambda: case.engine.generate(request)) as call:
         await _until_decoding(case, call)
-        told = await case.engine.partials(["nobody", "told"])
+        told = await case.engine.partial_completions(["nobody", "told"])
         await call.finished.wait()
     if call.error:
         raise call.error
@@ -235,7 +235,7 @@ async def _partials_are_told_and_requests_go_on(case: EngineCase) -> None:
     expect(bool((done.logprobs[:count] == some.logprobs).all()), "with the log-probs it had", some.logprobs)
     expect(done.finish_reason != "abort", "to its own end", done.finish_reason)
     _check_whole(done, case.long_tokens)
-    gone = await case.engine.partials(["told"])
+    gone = await case.engine.partial_completions(["told"])
     expect(not gone, "a request that ended has no partial", gone)
 
 

@@ -31,11 +31,11 @@ def check_prompts(make: Callable[[], Prompts], *, most: int = 50) -> None:
     ids = [p.id for p in first]
     expect(len(set(ids)) == len(ids), "every prompt has an id of its own", ids)
     if len(first) < most:
-        expect(source.next() is None, "after the end next gives None, again and again")
+        expect(source.next_prompt() is None, "after the end next gives None, again and again")
     expect(_same(first, _draw(make(), most)), "the order depends on the seed alone: a new source repeats it")
-    found = make().find(list(reversed(ids)))
+    found = make().find_prompts(list(reversed(ids)))
     expect(_same(first, tuple(reversed(found))), "find rebuilds prompts from their ids, in the order asked for")
-    expect(make().find([]) == (), "find of no ids gives no prompts")
+    expect(make().find_prompts([]) == (), "find of no ids gives no prompts")
     for at in sorted({0, len(first) // 2, len(first)}):
         before = make()
         _draw(before, at)
@@ -49,7 +49,7 @@ def check_prompts(make: Callable[[], Prompts], *, most: int = 50) -> None:
 
 def _draw(source: Prompts, most: int) -> tuple[Prompt, ...]:
     out: list[Prompt] = []
-    while len(out) < most and (prompt := source.next()) is not None:
+    while len(out) < most and (prompt := source.next_prompt()) is not None:
         out.append(prompt)
     return tuple(out)
 
@@ -151,10 +151,10 @@ def check_sink(make: Callable[[], Sink]) -> None:
     sample = {"prompt": "2 + 2 =", "completion": " 4", "reward": None, "versions": [0, 1], "fields": {"answer": 4}}
     kept = (dict(values), dict(sample))
     for step in (1, 2):
-        sink.metrics(step, values)
-        sink.span("learn", f"step {step}", float(step), step + 0.5, {"tokens": 3, "mode": "swap"})
-        sink.sample(step, sample)
-        sink.event("warning", "something to read\nin two lines")
-    sink.metrics(2, {})
+        sink.log_metrics(step, values)
+        sink.log_span("learn", f"step {step}", float(step), step + 0.5, {"tokens": 3, "mode": "swap"})
+        sink.log_sample(step, sample)
+        sink.log_event("warning", "something to read\nin two lines")
+    sink.log_metrics(2, {})
     expect(repr((values, sample)) == repr(kept), "a sink does not change what it is given", (values, sample))
     sink.close()

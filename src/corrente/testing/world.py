@@ -214,7 +214,7 @@ def build(
         sync=sync,
         inflight=build_inflight(config),
         sink=Fanout([sink]),
-        eval_prompts=VirtualPrompts(rows=1 << 10).find([f"0/{900 + row}" for row in range(world.eval_rows)]),
+        eval_prompts=VirtualPrompts(rows=1 << 10).find_prompts([f"0/{900 + row}" for row in range(world.eval_rows)]),
         checkpoints=checkpoints,
     )
     if change is not None:

@@ -113,7 +113,7 @@ class Workbench:
     def _beside(self, name: str, path: str, processing_class: Any, *, key: str) -> str:
         """A model that is on disk, with this tokenizer in place of its own."""
         home = self._empty(name)
-        for file in model_cache.resolve(path).iterdir():
+        for file in model_cache.resolve_model(path).iterdir():
             if not any(file.match(pattern) for pattern in TOKENIZER_FILES):
                 (home / file.name).symlink_to(file.resolve())
         _tokenizer(processing_class, key=key).save_pretrained(home)
@@ -271,7 +271,7 @@ def adapters(peft_config: Any) -> dict[str, Any]:
 
 
 def _directory(name: str, *, key: str, revision: str | None, code: bool) -> str:
-    if Path(name).is_dir() or name in model_cache.KNOWN:
+    if Path(name).is_dir() or name in model_cache.KNOWN_MODELS:
         return name
     if name.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise ConfigError(f"{key} = {name!r}: no such directory, nor a name OWNER/MODEL of the Hugging Face hub")

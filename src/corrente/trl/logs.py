@@ -1,7 +1,7 @@
 """The run's metrics as a log of TRL's: its names, and means over logging_steps. metrics.jsonl has everything, step by step.
 
-Names are those of the trackers (observe/names.py), as TRL's logs have them: "train/reward" is "reward" there, "eval/reward" is
-"eval_reward". Of what TRL has no name for a log has the few in ``OURS``.
+Names are those of the trackers (observe/trl_names.py), as TRL's logs have them: "train/reward" is "reward" there,
+"eval/reward" is "eval_reward". Of what TRL has no name for a log has the few in ``OURS``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from corrente.observe import names
+from corrente.observe import trl_names
 
 SAME = ("train/loss", "train/grad_norm", "train/entropy", "reward/trained_mean")
 """What TRL calls the same, and the reward of what was trained on."""
@@ -27,7 +27,7 @@ def logged(values: Mapping[str, float]) -> dict[str, float]:
     """A step's metrics: what TRL has, under its names, and a few of ours."""
     out: dict[str, float] = {}
     for ours, value in values.items():
-        name = next(iter(names.named({ours: value})))
+        name = next(iter(trl_names.to_trl_names({ours: value})))
         if name != ours or ours in SAME or ours in OURS:
             out[name.removeprefix("train/")] = value
     return out
@@ -40,7 +40,7 @@ def evaluated(values: Mapping[str, float]) -> dict[str, float]:
     for ours, value in values.items():
         dataset = next((name for name in datasets if ours.startswith(f"eval/{name}/")), "")
         part = f"{dataset}/" if dataset else ""
-        name = next(iter(names.named({f"eval/{ours.removeprefix(f'eval/{part}')}": value})))
+        name = next(iter(trl_names.to_trl_names({f"eval/{ours.removeprefix(f'eval/{part}')}": value})))
         out[f"eval_{part.replace('/', '_')}{name.removeprefix('eval/')}"] = value
     return out
 

@@ -134,7 +134,9 @@ class Trainer(Callbacks, Scripting):
         self._begin_state(config, steps, start)
         stop = anyio.Event()
         record = JsonlSink(folder, timeline=config.observe.timeline)
-        watcher = Watcher(self, steps=steps, stop=stop, folder=folder, tell=lambda text: record.event("warning", text))
+        watcher = Watcher(
+            self, steps=steps, stop=stop, folder=folder, tell=lambda text: record.log_event("warning", text)
+        )
         outcome = self._run(config, watcher, record, start=start, stop=stop)
         self._keep(outcome)
         if watcher.error is not None:
@@ -229,7 +231,7 @@ class Trainer(Callbacks, Scripting):
     def processing_class(self) -> Any:
         """The tokenizer: the one that was given, or that of the model."""
         if self._tokenizer is None:
-            folder = str(model_cache.resolve(self._model_path))
+            folder = str(model_cache.resolve_model(self._model_path))
             self._tokenizer = weights.load_tokenizer(folder, trust_remote_code=trusts_code(self.args))
         return self._tokenizer
 
@@ -321,7 +323,7 @@ class Trainer(Callbacks, Scripting):
         return given if self._loaded is None else self._loaded
 
     def _weights(self) -> Path:
-        return self._trained or Path(model_cache.resolve(self._model_path))
+        return self._trained or Path(model_cache.resolve_model(self._model_path))
 
     def _load_model(self) -> Any:
         trust = trusts_code(self.args)

@@ -44,21 +44,21 @@ class Watcher:
 
     # ---- what a Sink does ----------------------------------------------------------------------------------------------------
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "eval/episodes" in values:
             self._guarded(lambda: self._evaluated(step, values))
         elif "train/loss" in values:
             self._guarded(lambda: self._stepped(step, values))
 
-    def span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
+    def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         found = CHECKPOINT.match(name) if track == "learn" else None
         if found:
             self._guarded(lambda: self._saved(int(found[1])))
 
-    def sample(self, step: int, sample: Mapping[str, Any]) -> None:
+    def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         pass
 
-    def event(self, level: str, message: str) -> None:
+    def log_event(self, level: str, message: str) -> None:
         """Warnings are logged, which shows them unless a script says otherwise; events.jsonl has everything."""
         if level == "warning":
             logger.warning(message)
@@ -143,7 +143,7 @@ class Watcher:
                 key = flag.removeprefix("should_")
                 told = f"a callback set control.{flag} at step {state.global_step}, which {key}_steps does not plan: not done"
                 self._tell(told)
-                self.event("warning", told)
+                self.log_event("warning", told)
 
     def log(self, logs: dict[str, Any], at: int | None = None) -> None:
         """Into state.log_history, and to the callbacks."""

@@ -31,7 +31,9 @@ def load(folder: Path, given: Any, base: str, *, trust_remote_code: bool = False
     with no_progress_bars():
         if not adapter:
             return pretrained.load(AutoModelForCausalLM, folder, trust_remote_code=trust_remote_code)
-        under = pretrained.load(AutoModelForCausalLM, model_cache.resolve(base), trust_remote_code=trust_remote_code)
+        under = pretrained.load(
+            AutoModelForCausalLM, model_cache.resolve_model(base), trust_remote_code=trust_remote_code
+        )
         with warnings.catch_warnings():  # peft asks for an attribute that transformers has renamed
             warnings.simplefilter("ignore", FutureWarning)
             return pretrained.load_adapter(under, folder)
@@ -41,7 +43,7 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer that lies beside a model."""
     from transformers import AutoTokenizer
 
-    return pretrained.load(AutoTokenizer, model_cache.resolve(folder), trust_remote_code=trust_remote_code)
+    return pretrained.load(AutoTokenizer, model_cache.resolve_model(folder), trust_remote_code=trust_remote_code)
 
 
 def copy_model(folder: Path, target: Path, given: Any) -> None:
@@ -59,8 +61,8 @@ def copy_model(folder: Path, target: Path, given: Any) -> None:
 def _name(given: Any) -> str | None:
     """Where a model can be found again: a directory, or a name; None where that is not known."""
     name = str(given) if isinstance(given, str | Path) else str(getattr(given.config, "_name_or_path", ""))
-    if Path(name).is_dir() or name in model_cache.KNOWN:
-        return str(model_cache.resolve(name).absolute()) if name else None
+    if Path(name).is_dir() or name in model_cache.KNOWN_MODELS:
+        return str(model_cache.resolve_model(name).absolute()) if name else None
     return name or None
 
 

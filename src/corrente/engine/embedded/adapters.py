@@ -1,13 +1,14 @@
-"""Low-rank adapters beside frozen weights: y = W x + s B (A x), the product added on the fly (Hu et al. 2021, arXiv:2106.09685).
+"""Low-rank adapters on frozen weights: y = W x + s B (A x), never merged (Hu et al. 2021, arXiv:2106.09685).
 
-The engine loads the frozen model itself, into memory of its own; what it is sent, and keeps two versions of, are the factors
-alone. So to everything else (slots, transports, deltas) an adapter is a small model.
+The engine loads the frozen model itself, into its own memory. It receives, and holds two versions of, the factors only. So for
+everything else (slots, transports, deltas) an adapter is a small model.
 
-Beside the fused products of the lean path: the A's of one product lie below one another, so there is one small product down, and
-one up per part that has an adapter. The hf path has the modules of peft, whose parameters become views into the buffer.
+The lean path fuses projections (q, k and v; gate and up). The A's of one fused projection are stacked in one slab, so there is
+one small product down, and one product up for each part that has an adapter. The hf path uses peft's modules, whose parameters
+become views into the weight buffer.
 
-How a model is adapted is known to adapters/injection.py alone, which learner and engine both call; it is imported by its path,
-where adapters are used.
+Only adapters/injection.py knows how a model is adapted; learner and engine both call it. It is imported by path where adapters
+are used, because it needs peft.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from corrente.adapters.base import PREFIX, Factor
-from corrente.engine.embedded.products import add_product, product
+from corrente.engine.embedded.matmul import add_matmul, matmul
 from corrente.errors import ConfigError
 from corrente.models import pretrained
 from corrente.models.progress_bars import no_progress_bars
@@ -30,12 +31,12 @@ from corrente.sync.layout import Slab
 INJECTION = "corrente.adapters.injection"
 
 
-def injection() -> Any:
-    """The module that knows peft. ConfigError, with what to install, where that is missing."""
+def injection_module() -> Any:
+    """Import the module that applies peft. ConfigError, with the install command, where peft is missing."""
     return import_module(INJECTION)
 
 
-def load_frozen(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
+def load_frozen_model(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
     """The model of a directory with its weights, frozen, in evaluation mode. ConfigError when there is none, or not all
     of it."""
     how: dict[str, Any] = {"dtype": dtype, "output_loading_info": True, "trust_remote_code": trust_remote_code}
@@ -49,8 +50,8 @@ def load_frozen(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = Fal
     return module.eval().requires_grad_(False)
 
 
-class _Part(NamedTuple):
-    """One layer within a fused product: its rows there, its ranks among those of all A's, its B's slab, and its scaling."""
+class _LoraPart(NamedTuple):
+    """One layer of a fused projection: its output rows, its rows in the stacked A's, the slab of its B, and its scaling."""
 
     rows: slice
     ranks: slice
@@ -58,58 +59,63 @@ class _Part(NamedTuple):
     scaling: float
 
 
-class _Product(NamedTuple):
-    """The adapters of one fused product: the slab of all A's, and its parts."""
+class _LoraProjection(NamedTuple):
+    """The adapters of one fused projection: the slab of the stacked A's, and its parts."""
 
     down: str
-    parts: tuple[_Part, ...]
+    parts: tuple[_LoraPart, ...]
 
 
-class LowRank(NamedTuple):
-    """The adapters of one fused product under one version: A's (ranks, in), and per part where B A x is added."""
+class BoundLora(NamedTuple):
+    """The adapters of one fused projection under one version.
+
+    ``down``: the stacked A's (ranks, in). ``ups``: for each part its output rows, its rows in ``down``, B (out, rank), scaling.
+    """
 
     down: torch.Tensor
     ups: tuple[tuple[slice, slice, torch.Tensor, float], ...]
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor) -> None:
-        """y += s B A x, in place; y (out, tokens) is the product of the frozen weights with x (in, tokens)."""
-        small = product(self.down, x)
+        """Add s B A x to y in place; y (out, tokens) is the product of the frozen weights with x (in, tokens)."""
+        small = matmul(self.down, x)
         for rows, ranks, up, scaling in self.ups:
-            add_product(y[rows], up, small[ranks] * scaling)
+            add_matmul(y[rows], up, small[ranks] * scaling)
 
 
-class LowRankProducts:
-    """The adapters ``factors`` as slabs beside the products of a model. ``products``: each fused product's weights by the
-    model's own names; ``outputs``: the rows of each weight."""
+class LoraProjections:
+    """Places the adapters ``factors`` on the fused projections of a model.
+
+    ``projections``: the weights of each fused projection, by the model's own names. ``outputs``: the rows of each weight.
+    """
 
     def __init__(
-        self, factors: Mapping[str, Factor], products: Mapping[str, Sequence[str]], outputs: Mapping[str, int]
+        self, factors: Mapping[str, Factor], projections: Mapping[str, Sequence[str]], outputs: Mapping[str, int]
     ) -> None:
         self._factors = factors
         self._slabs: list[tuple[str, tuple[str, ...]]] = []
-        self._products: dict[str, _Product] = {}
-        for name, weights in products.items():
-            self._place(name, weights, outputs)
+        self._projections: dict[str, _LoraProjection] = {}
+        for name, weights in projections.items():
+            self._add_projection(name, weights, outputs)
 
-    def _place(self, name: str, weights: Sequence[str], outputs: Mapping[str, int]) -> None:
+    def _add_projection(self, name: str, weights: Sequence[str], outputs: Mapping[str, int]) -> None:
         row = rank = 0
         downs: list[str] = []
-        parts: list[_Part] = []
+        parts: list[_LoraPart] = []
         for weight in weights:
-            down, up = _names(weight)
+            down, up = _factor_names(weight)
             if down in self._factors:
                 (ranks, _), scaling = self._factors[down]
                 rows = slice(row, row + outputs[weight])
-                parts.append(_Part(rows, slice(rank, rank + ranks), f"{name}.up{len(parts)}", scaling))
+                parts.append(_LoraPart(rows, slice(rank, rank + ranks), f"{name}.up{len(parts)}", scaling))
                 self._slabs.append((parts[-1].up, (up,)))
                 downs.append(down)
                 rank += ranks
             row += outputs[weight]
         if parts:
-            self._products[name] = _Product(f"{name}.down", tuple(parts))
+            self._projections[name] = _LoraProjection(f"{name}.down", tuple(parts))
             self._slabs.append((f"{name}.down", tuple(downs)))
 
-    def slabs(self, dtype: torch.dtype) -> list[Slab]:
+    def weight_slabs(self, dtype: torch.dtype) -> list[Slab]:
         out = []
         for name, sources in self._slabs:
             shapes = [self._factors[source].shape for source in sources]
@@ -118,23 +124,23 @@ class LowRankProducts:
             out.append(Slab(name=name, shape=shape, dtype=kind, offset=0, sources=sources))
         return out
 
-    def bind(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, LowRank]:
-        """By product, what is added to it."""
+    def bind_weights(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, BoundLora]:
+        """The adapters of each fused projection, as views of ``tensors``."""
         return {
-            name: LowRank(
+            name: BoundLora(
                 tensors[down], tuple((part.rows, part.ranks, tensors[part.up], part.scaling) for part in parts)
             )
-            for name, (down, parts) in self._products.items()
+            for name, (down, parts) in self._projections.items()
         }
 
 
-def left_over(factors: Mapping[str, Factor], products: Mapping[str, Sequence[str]]) -> str:
-    """The first adapter tensor that belongs to no product; empty when all do."""
-    placed = {name for weights in products.values() for weight in weights for name in _names(weight)}
+def first_unplaced_adapter(factors: Mapping[str, Factor], projections: Mapping[str, Sequence[str]]) -> str:
+    """The first adapter tensor that belongs to no fused projection; empty when all do."""
+    placed = {name for weights in projections.values() for weight in weights for name in _factor_names(weight)}
     return next((name for name in factors if name not in placed), "")
 
 
-def _names(weight: str) -> tuple[str, str]:
-    """What the factors of a layer's weight are called, A and B."""
+def _factor_names(weight: str) -> tuple[str, str]:
+    """The names of the factors A and B of a layer's weight."""
     layer = PREFIX + weight.removesuffix("weight")
     return f"{layer}lora_A.weight", f"{layer}lora_B.weight"

@@ -1,10 +1,14 @@
-"""The engine: a synchronous loop of admit, decode, retire. One thread, no event loop, no clock but for counting its own work.
+"""The synchronous engine loop: admit, decode, retire, in one thread and without an event loop.
 
 A step first admits waiting requests (one prefill for all of them, shared prefixes computed once), then samples one token for
-every live sequence, then retires those that are over; their rows are reused at once. Weights change only between two steps,
-by pointing the model at the other of two buffers: nothing is copied. Sequences may finish under the weights they began with
-(mode "snapshot"): a step then computes for the rows of each version in turn (rows.py). With one buffer the engine pauses while
-it is written. What it does not do: paging, preemption, speculative decoding. Admission is by order of arrival.
+every live sequence, then retires the finished ones; their rows are reused at once. Weights change only between two steps, by
+pointing the model at the other of two buffers, so nothing is copied. In mode "snapshot" sequences finish under the weights they
+began with: a step then runs one forward pass per version in use (live_rows.py). With one buffer the engine pauses while that is
+written.
+
+It does no paging, no preemption and no speculative decoding. Requests are admitted in order of arrival.
+
+Shapes: R rows of a segment, S sequences of a prefill, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,27 +28,30 @@ from corrente.data.types import ApplyMode, Completion, FinishReason, Request, Sc
 from corrente.engine.base import EngineStats
 from corrente.engine.embedded import model as models
 from corrente.engine.embedded import prefill
-from corrente.engine.embedded.kv import KVCache, KVRows
-from corrente.engine.embedded.rows import LiveRows, Segment
-from corrente.engine.embedded.sampling import SamplingRules, compile_rules, draw
-from corrente.engine.embedded.sequence import LiveSequence
-from corrente.engine.embedded.stop import load_decoder, stop_ids
-from corrente.engine.embedded.weights import Buffers, EmbeddedWeights
+from corrente.engine.embedded.kv import DecodeKV, KVCache
+from corrente.engine.embedded.live_rows import LiveRows, Segment
+from corrente.engine.embedded.sampling import SamplingRules, compile_rules, draw_tokens
+from corrente.engine.embedded.sequence import LiveSequence, check_request
+from corrente.engine.embedded.stop_conditions import load_decoder, request_stop_ids
+from corrente.engine.embedded.weights import EmbeddedWeights, WeightBuffers
 from corrente.errors import ConfigError, GenerationError, SyncError
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
 
-Outcome = Completion | GenerationError
-Ending = FinishReason | GenerationError
+RequestOutcome = Completion | GenerationError
+EndReason = FinishReason | GenerationError
 
 PREFILL_TOKENS = 4096
-"""Prompt tokens admitted in one step, before what is shared is folded: bounds how long live sequences wait."""
+"""Prompt tokens admitted in one step, counted before shared prefixes are merged. Bounds how long live sequences wait."""
 
 
 class EmbeddedCore:
-    """Serves one model. ``max_context`` 0 means what the model allows, at most 4096; ``path`` is auto, lean or hf. With
-    ``adapters`` it loads the frozen weights from ``model``, and its layout holds the adapters alone. ``keep_routing``: record the
-    experts of a mixture; None: where there are any."""
+    """Serves one model, step by step.
+
+    ``max_context`` 0 takes the model's own limit, at most 4096 tokens. ``path`` is auto, lean or hf. With ``adapters`` the frozen
+    weights are loaded from ``model`` and the layout holds the adapters only. ``keep_routing``: record the experts of a mixture;
+    None records them where the model has any. ConfigError for settings that the model does not allow.
+    """
 
     def __init__(
         self,
@@ -63,26 +70,26 @@ class EmbeddedCore:
             raise ConfigError(f"engine.path: {path!r} given; auto, lean or hf are allowed")
         if max_sequences < 1:
             raise ConfigError(f"engine.max_sequences: {max_sequences} given; it must be at least 1")
-        config = models.read_config(model, trust_remote_code=trust_remote_code)
+        config = models.read_model_config(model, trust_remote_code=trust_remote_code)
         self._dtype, self._device = models.resolve_dtype(dtype, device), torch.device(device)
-        self._limit = max_sequences
-        self._context = models.context_limit(config, max_context)
+        self._max_sequences = max_sequences
+        self._max_context = models.context_limit(config, max_context)
         self._vocabulary: int = config.vocab_size
-        self._model = models.build(
+        self._model = models.build_model_runner(
             config,
             path=path,
             dtype=self._dtype,
             device=self._device,
-            context=self._context,
+            context=self._max_context,
             source=model,
             adapters=adapters,
             keep_routing=keep_routing,
             trust_remote_code=trust_remote_code,
         )
-        self._end_ids = models.end_ids(model, config)
+        self._end_ids = models.end_token_ids(model, config)
         self._decode = load_decoder(model, trust_remote_code=trust_remote_code)
-        self._cache = KVCache(max_rows=max_sequences, max_slots=self._context)
-        self._buffers = Buffers(Layout(()))
+        self._cache = KVCache(max_rows=max_sequences, max_slots=self._max_context)
+        self._buffers = WeightBuffers(Layout(()))
         self._paused = False
         self._newest: EmbeddedWeights | None = None
         self._bound: EmbeddedWeights | None = None
@@ -90,32 +97,32 @@ class EmbeddedCore:
         self._rows = LiveRows(self._cache)
         self._rules: list[SamplingRules] = []
         self._ids: set[str] = set()
-        self._done: list[tuple[str, Outcome]] = []
+        self._done: list[tuple[str, RequestOutcome]] = []
         self._prefill_tokens = self._decode_tokens = 0
         self._busy_s = 0.0
 
     @property
     def idle(self) -> bool:
-        """Nothing to do: no request waits or runs, or none may while paused, and no outcome waits to be fetched by ``step``."""
+        """True to do: no request waits or runs, or none may while paused, and no outcome waits to be fetched by ``step``."""
         return not (self._done or ((len(self._rows) or self._waiting) and not self._paused))
 
     @property
-    def model(self) -> models.ModelPath:
-        """The model path that computes: the lean one where it applies, else the modules of transformers."""
+    def model(self) -> models.ModelRunner:
+        """The runner of the model: lean where it supports the model, else hf."""
         return self._model
 
     @property
     def device(self) -> str:
-        """Where it computes, and where its weight buffers have to be."""
+        """The torch device that computes; the weight buffers must be on it."""
         return str(self._device)
 
     @property
-    def context(self) -> int:
-        """Tokens of prompt and completion together, at most."""
-        return self._context
+    def max_context(self) -> int:
+        """The largest number of tokens of prompt and completion together."""
+        return self._max_context
 
     def stats(self) -> EngineStats:
-        """Version -1 means that no weights have arrived yet."""
+        """Counters so far; version -1 means that no weights have arrived yet."""
         return EngineStats(
             version=self._newest.version if self._newest else -1,
             running=len(self._rows),
@@ -125,15 +132,13 @@ class EmbeddedCore:
             busy_s=self._busy_s,
         )
 
-    # ---- weights ----------------------------------------------------------------------------------------------------------
-
     def layout(self) -> Layout:
-        """What the engine wants its weights to look like; see sync/layout.py."""
+        """The layout in which the engine takes its weights; see sync/layout.py."""
         return self._model.layout()
 
-    def attach(self, buffers: Sequence[torch.Tensor]) -> None:
+    def attach_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
         """Take one or two uint8 buffers of ``layout().nbytes`` each, which somebody else fills."""
-        self._buffers = Buffers(self.layout(), buffers)
+        self._buffers = WeightBuffers(self.layout(), buffers)
 
     @property
     def slots(self) -> int:
@@ -145,16 +150,16 @@ class EmbeddedCore:
         self._paused = True
 
     @property
-    def held(self) -> Update | None:
+    def newest_update(self) -> Update | None:
         """The newest weights: those that the next request uses."""
         return self._newest.update if self._newest else None
 
-    def vacant(self, slot: int) -> bool:
-        """Whether no live sequence samples from buffer ``slot``. Unless the newest weights are there, it may be written to."""
+    def is_slot_free(self, slot: int) -> bool:
+        """True when no live sequence samples from buffer ``slot``; it may be written unless it holds the newest weights."""
         return all(segment.weights.slot != slot for segment in self._rows.segments)
 
     def apply(self, update: Update, mode: ApplyMode) -> None:
-        """Sample from ``update`` from now on; what that means for live sequences: sync.base.ApplyMode.
+        """Sample from ``update`` from now on; ``mode`` says what live sequences do (data.types.ApplyMode).
 
         SyncError when there is no such buffer, when sequences sample from another version in it, or when rebuilding keys and
         values fails; the old weights are then in use as before. A paused engine goes on; after an error it stays paused.
@@ -169,236 +174,234 @@ class EmbeddedCore:
                     f"{used.version} sample from: it should have been reserved"
                 )
         weights = EmbeddedWeights(update, tensors)
-        self._use(weights)
+        self._bind_weights(weights)
         if mode == "recompute" and len(self._rows):
-            self._rebuild(before)
+            self._rebuild_kv(before)
         if mode != "snapshot":
-            self._rows.move_to(weights, rebuilt=mode == "recompute")
+            self._rows.sample_all_from(weights, rebuilt=mode == "recompute")
         self._newest, self._rules, self._paused = weights, [], False
 
-    def _rebuild(self, before: EmbeddedWeights | None) -> None:
+    def _rebuild_kv(self, before: EmbeddedWeights | None) -> None:
         """Compute the keys and values of all live sequences with the bound weights."""
         try:
-            with self._working():
-                filled = self._fill([live.cached for live in self._rows], first_row=0, donors=(), logits=False)
+            with self._timed_inference():
+                contexts = [live.cached_tokens for live in self._rows]
+                filled = self._prefill_contexts(contexts, first_row=0, cached_prefixes=(), logits=False)
                 for live, experts in zip(self._rows, filled.experts or (), strict=filled.experts is not None):
-                    assert live.routes is not None
-                    live.routes.reread(experts)
+                    assert live.routing_recorder is not None
+                    live.routing_recorder.record_rebuilt_cache(experts)
         except RuntimeError as error:
             if before:
-                self._use(before)
+                self._bind_weights(before)
             stays = ", the old weights stay" if before else ""
             raise SyncError(f"keys and values could not be rebuilt{stays}: {error}") from error
         self._prefill_tokens += filled.computed
 
-    def _use(self, weights: EmbeddedWeights) -> None:
+    def _bind_weights(self, weights: EmbeddedWeights) -> None:
         """Point the model at ``weights``, if it is not there already."""
         if self._bound is not weights:
-            self._model.bind(weights.tensors)
+            self._model.bind_weights(weights.tensors)
             self._bound = weights
 
-    # ---- requests ---------------------------------------------------------------------------------------------------------
-
     def submit(self, request: Request) -> None:
-        """Queue a request. GenerationError when it cannot be served as it is."""
-        self._check(request)
+        """Queue a request; GenerationError when it cannot be served."""
+        self._check_request(request)
         left = request.sampling.max_tokens - request.written
-        room = self._context - len(request.tokens)
+        room = self._max_context - len(request.tokens)
         if left > 0 and room <= 0:
             raise GenerationError(
-                f"request {request.id}: {len(request.tokens)} tokens leave no room in {self._context}"
+                f"request {request.id}: {len(request.tokens)} tokens leave no room in {self._max_context}"
             )
         live = LiveSequence(
             request,
-            room=min(room, left),
-            stop_ids=self._end_ids | stop_ids(request.sampling, self._decode),
+            max_new_tokens=min(room, left),
+            stop_ids=self._end_ids | request_stop_ids(request.sampling, self._decode),
             decode=self._decode,
             vocabulary=self._vocabulary,
         )
         self._ids.add(request.id)
-        if reason := live.over():
-            self._finish(live, reason)
+        if reason := live.finish_reason_before_sampling():
+            self._finish_request(live, reason)
         else:
             self._waiting.append(live)
 
-    def _check(self, request: Request) -> None:
-        who, tokens = f"request {request.id}", request.tokens
+    def _check_request(self, request: Request) -> None:
         if self._newest is None:
-            raise GenerationError(f"{who}: the engine holds no weights yet")
+            raise GenerationError(f"request {request.id}: the engine holds no weights yet")
         if request.id in self._ids:
-            raise GenerationError(f"{who}: an equal id is being served")
-        if len(tokens) <= request.written:
-            raise GenerationError(f"{who}: the prompt is empty")
-        if request.written < 0:
-            raise GenerationError(f"{who}: written is {request.written}; it counts tokens, from 0 on")
-        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
-            raise GenerationError(f"{who}: token ids must lie in [0, {self._vocabulary})")
-        if request.sampling.stop and self._decode is None:
-            raise GenerationError(f"{who}: stop strings need a tokenizer, and the model has none")
+            raise GenerationError(f"request {request.id}: an equal id is being served")
+        check_request(request, vocabulary=self._vocabulary, has_tokenizer=self._decode is not None)
 
     def abort(self, ids: Sequence[str]) -> None:
-        """End requests; what they have comes back from the next ``step`` with finish_reason "abort". Unknown ids are ignored."""
+        """End requests: the next ``step`` returns what they have, with finish_reason "abort". Unknown ids are ignored."""
         named = set(ids)
         for live in [live for live in self._waiting if live.request.id in named]:
             self._waiting.remove(live)
-            self._finish(live, "abort")
+            self._finish_request(live, "abort")
         with torch.inference_mode():
-            self._retire({at: "abort" for at, live in enumerate(self._rows) if live.request.id in named})
+            self._retire_rows({at: "abort" for at, live in enumerate(self._rows) if live.request.id in named})
 
-    def partials(self, ids: Sequence[str]) -> dict[str, Completion]:
-        """What the live requests among ``ids`` have sampled so far, as if they were aborted now; they go on."""
+    def partial_completions(self, ids: Sequence[str]) -> dict[str, Completion]:
+        """Return what the live requests among ``ids`` have sampled so far, by id; the requests go on."""
         named = set(ids)
         return {
-            live.request.id: live.complete("abort", self._decode)
+            live.request.id: live.to_completion("abort", self._decode)
             for live in self._rows
-            if live.sampled and live.request.id in named
+            if live.sampled_count and live.request.id in named
         }
 
-    def step(self) -> list[tuple[str, Outcome]]:
+    def step(self) -> list[tuple[str, RequestOutcome]]:
         """Admit, decode one token for every live sequence, and return what ended since the last step."""
-        with self._working():
-            if self._waiting and len(self._rows) < self._limit and not self._paused:
-                self._admit()
+        with self._timed_inference():
+            if self._waiting and len(self._rows) < self._max_sequences and not self._paused:
+                self._admit_waiting()
             if len(self._rows) and not self._paused:
-                self._advance()
+                self._decode_all()
         done, self._done = self._done, []
         return done
 
     def score(self, tokens: Tokens, top: int = 0, *, temperature: float = 1.0) -> Scores:
-        """Log-probs of tokens[1:] given what precedes each, at ``temperature``, and the ``top`` likeliest at each place, by the
-        newest weights, which the answer names. Counted in ``busy_s`` alone."""
+        """Log-probs of tokens[1:] at ``temperature``, and the ``top`` likeliest at each place, under the newest weights.
+
+        The result names their version. The work counts in ``busy_s`` only. GenerationError for tokens that do not fit.
+        """
         if self._newest is None:
             raise GenerationError("score: the engine holds no weights yet")
         if self._paused:
             raise GenerationError("score: the engine's weights are being written")
-        if len(tokens) > self._context or (len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary):
-            raise GenerationError(f"score: at most {self._context} token ids in [0, {self._vocabulary}) are allowed")
+        if len(tokens) > self._max_context or (
+            len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary
+        ):
+            raise GenerationError(
+                f"score: at most {self._max_context} token ids in [0, {self._vocabulary}) are allowed"
+            )
         if not 0 <= top <= self._vocabulary:
             raise GenerationError(f"score: top is {top}; 0 to {self._vocabulary} are allowed")
-        with self._working():
-            self._use(self._newest)
-            scores = prefill.score(
+        with self._timed_inference():
+            self._bind_weights(self._newest)
+            scores = prefill.score_tokens(
                 self._model, tokens, top=top, temperature=temperature, dtype=self._dtype, device=self._device
             )
         return msgspec.structs.replace(scores, version=self._newest.version)
 
-    # ---- the parts of a step ----------------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
+    def _admit_waiting(self) -> None:
         """Prefill as many waiting requests as there are rows, and sample the first token of each."""
         assert self._newest is not None
         weights, first = self._newest, len(self._rows)
         new: list[LiveSequence] = []
         tokens = 0
-        while self._waiting and first + len(new) < self._limit:
+        while self._waiting and first + len(new) < self._max_sequences:
             tokens += len(self._waiting[0].request.tokens)
-            if new and tokens > PREFILL_TOKENS:
+            if new and tokens > PREFILL_TOKENS:  # the first is always admitted, however long its prompt is
                 break
             new.append(self._waiting.popleft())
-        donors = [self._donor(row, live) for row, live in enumerate(self._rows) if live.kv is weights]
-        self._use(weights)
-        filled = self._fill([live.tokens for live in new], first_row=first, donors=donors, logits=True)
+        prefixes = [self._cached_prefix(row, live) for row, live in enumerate(self._rows) if live.kv_weights is weights]
+        self._bind_weights(weights)
+        contexts = [live.tokens for live in new]
+        filled = self._prefill_contexts(contexts, first_row=first, cached_prefixes=prefixes, logits=True)
         assert filled.logits_SV is not None
         self._prefill_tokens += filled.computed
         for at, live in enumerate(new):
-            live.filled(filled.experts[at] if filled.experts is not None else None)
-        self._rows.append(new, weights)
+            live.start_decoding(filled.experts[at] if filled.experts is not None else None)
+        self._rows.append_rows(new, weights)
         self._rules = []
-        self._retire(self._sample(filled.logits_SV, self._compile(new), Segment(weights, first, first + len(new))))
+        segment = Segment(weights, first, first + len(new))
+        self._retire_rows(self._sample_tokens(filled.logits_SV, self._compile_rules(new), segment))
 
     @staticmethod
-    def _donor(row: int, live: LiveSequence) -> prefill.Donor:
-        experts = live.routes.cached(live.length - 1) if live.routes is not None else None
-        return prefill.Donor(row, live.cached, experts)
+    def _cached_prefix(row: int, live: LiveSequence) -> prefill.CachedPrefix:
+        experts = live.routing_recorder.cached_experts(live.length - 1) if live.routing_recorder is not None else None
+        return prefill.CachedPrefix(row, live.cached_tokens, experts)
 
-    def _advance(self) -> None:
-        """One token for every live sequence: a forward pass over the rows of each version in use, newest last."""
+    def _decode_all(self) -> None:
+        """Sample one token for every live sequence, with one forward pass per version in use, newest last."""
         segments = self._rows.segments
         if not self._rules:
-            self._rules = [self._compile(self._rows[segment.first : segment.stop]) for segment in segments]
-        ended: dict[int, Ending] = {}
+            self._rules = [self._compile_rules(self._rows[segment.first : segment.stop]) for segment in segments]
+        ended: dict[int, EndReason] = {}
         for segment, rules in zip(segments, self._rules, strict=True):
-            ended |= self._sample(self._forward(segment), rules, segment)
-        self._retire(ended)
+            ended |= self._sample_tokens(self._forward_segment(segment), rules, segment)
+        self._retire_rows(ended)
 
-    def _forward(self, segment: Segment) -> torch.Tensor:
-        """Logits of the next token of each sequence of a segment; its last token enters the cache."""
+    def _forward_segment(self, segment: Segment) -> torch.Tensor:
+        """Next-token logits (R, V) of the sequences of a segment; their last tokens enter the cache."""
         rows = self._rows[segment.first : segment.stop]
         positions = np.array([live.length - 1 for live in rows], np.int64)
         longest = int(positions.max()) + 1
-        self._cache.reserve(segment.stop, longest)
-        ids = np.array([live.last for live in rows], np.int64)
+        self._cache.ensure_capacity(segment.stop, longest)
+        ids = np.array([live.last_token for live in rows], np.int64)
         at_R1 = torch.from_numpy(positions).to(self._device)[:, None]
+        # All rows read the slots of the longest one; the additive mask hides those beyond a row's own length.
         hidden = torch.arange(longest, device=self._device) > at_R1
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
-        self._use(segment.weights)
+        self._bind_weights(segment.weights)
         logits = self._model.forward(
             torch.from_numpy(ids).to(self._device)[:, None],
             at_R1,
             mask[:, None, None],
-            KVRows(self._cache, at_R1[:, 0], longest, first=segment.first),
+            DecodeKV(self._cache, at_R1[:, 0], longest, first=segment.first),
             torch.arange(len(rows), device=self._device),
         )
-        if self._model.routing() is not None:
-            for live, experts in zip(rows, self._model.routed(), strict=True):
-                assert live.routes is not None
-                live.routes.read(experts)
+        if self._model.routing_shape() is not None:
+            for live, experts in zip(rows, self._model.recorded_experts(), strict=True):
+                assert live.routing_recorder is not None
+                live.routing_recorder.record_token(experts)
         return logits
 
-    def _sample(self, logits: torch.Tensor, rules: SamplingRules, segment: Segment) -> dict[int, Ending]:
-        """Draw a token for each sequence of a segment; the rows of those that it ends, and how."""
+    def _sample_tokens(self, logits: torch.Tensor, rules: SamplingRules, segment: Segment) -> dict[int, EndReason]:
+        """Draw one token for each sequence of a segment; returns the rows that ended and why."""
         rows = self._rows[segment.first : segment.stop]
-        draws = draw(logits, rules, np.array([live.length for live in rows], np.int64))
+        draws = draw_tokens(logits, rules, np.array([live.length for live in rows], np.int64))
         self._decode_tokens += len(rows)
-        ended: dict[int, Ending] = {}
-        drawn = zip(draws.tokens.tolist(), draws.logprobs.tolist(), draws.kept, strict=True)
+        ended: dict[int, EndReason] = {}
+        drawn = zip(draws.tokens.tolist(), draws.logprobs.tolist(), draws.kept_ids, strict=True)
         for row, live, (token, logprob, kept) in zip(range(segment.first, segment.stop), rows, drawn, strict=True):
             if not np.isfinite(logprob):
                 ended[row] = GenerationError(f"request {live.request.id}: the model's log-probs are not finite")
-            elif reason := live.push(token, logprob, segment.weights.version, kept):
+            elif reason := live.push_token(token, logprob, segment.weights.version, kept):
                 ended[row] = reason
         return ended
 
-    # ---- bookkeeping ------------------------------------------------------------------------------------------------------
-
-    def _fill(
-        self, contexts: Sequence[Tokens], *, first_row: int, donors: Sequence[prefill.Donor], logits: bool
-    ) -> prefill.Filled:
-        self._cache.reserve(first_row + len(contexts), max(len(context) for context in contexts))
-        return prefill.fill(
+    def _prefill_contexts(
+        self,
+        contexts: Sequence[Tokens],
+        *,
+        first_row: int,
+        cached_prefixes: Sequence[prefill.CachedPrefix],
+        logits: bool,
+    ) -> prefill.PrefillResult:
+        self._cache.ensure_capacity(first_row + len(contexts), max(len(context) for context in contexts))
+        return prefill.prefill_rows(
             self._model,
             self._cache,
             contexts,
             first_row=first_row,
-            donors=donors,
+            cached_prefixes=cached_prefixes,
             logits=logits,
             dtype=self._dtype,
             device=self._device,
         )
 
-    def _compile(self, rows: Sequence[LiveSequence]) -> SamplingRules:
-        return compile_rules(
-            [(live.request.sampling, live.request.seed) for live in rows],
-            vocabulary=self._vocabulary,
-            device=self._device,
-        )
+    def _compile_rules(self, rows: Sequence[LiveSequence]) -> SamplingRules:
+        samplings = [(live.request.sampling, live.request.seed) for live in rows]
+        return compile_rules(samplings, vocabulary=self._vocabulary, device=self._device)
 
-    def _retire(self, ended: Mapping[int, Ending]) -> None:
-        """End live sequences by row."""
+    def _retire_rows(self, ended: Mapping[int, EndReason]) -> None:
+        """End the sequences in these rows and close the gaps."""
         if ended:
             for row, live in enumerate(self._rows):
                 if row in ended:
-                    self._finish(live, ended[row])
-            self._rows.remove(ended)
+                    self._finish_request(live, ended[row])
+            self._rows.remove_rows(ended)
             self._rules = []
 
-    def _finish(self, live: LiveSequence, how: Ending) -> None:
-        outcome = how if isinstance(how, GenerationError) else live.complete(how, self._decode)
+    def _finish_request(self, live: LiveSequence, how: EndReason) -> None:
+        outcome = how if isinstance(how, GenerationError) else live.to_completion(how, self._decode)
         self._ids.discard(live.request.id)
         self._done.append((live.request.id, outcome))
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def _timed_inference(self) -> Iterator[None]:
         start = time.perf_counter()
         try:
             with torch.inference_mode():

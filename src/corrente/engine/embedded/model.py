@@ -1,10 +1,10 @@
-"""What a model path offers the engine, and which path a checkpoint gets.
+"""The ModelRunner protocol, and the choice of a runner for a checkpoint.
 
-Two paths behind one interface: ``hf`` runs the unmodified Hugging Face module of any causal LM; ``lean`` is a fused forward for
-the Llama family. Both are built from the configuration alone; weights arrive as views into a buffer that somebody else fills.
-With adapters both hold the frozen weights themselves, and only the adapters arrive.
+There are two runners: ``hf`` runs the unmodified Hugging Face module of any causal LM; ``lean`` is a fused forward pass for the
+Llama family. Both are built from the configuration only; weights are views into a buffer that the caller fills. With adapters
+both hold the frozen weights themselves, and only the adapters are bound.
 
-Shapes: R sequences, Q new tokens of each, N tokens they may look at, K tokens whose next-token logits are wanted, V vocabulary.
+Shapes: R sequences, Q new tokens of each, N tokens they may attend to, K tokens whose next-token logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from corrente.data.routing import Experts
 from corrente.engine.embedded.kv import KVView
 from corrente.errors import ConfigError
 from corrente.models import pretrained
-from corrente.models.limits import DEFAULT_CONTEXT, positions
+from corrente.models.limits import DEFAULT_CONTEXT, max_positions
 from corrente.sync.layout import Layout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class ModelPath(Protocol):
-    """Contract: no state but the bound weights; one forward pass for prefill and decode alike."""
+class ModelRunner(Protocol):
+    """Contract: one forward pass for prefill and decoding, with no state but the bound weights."""
 
     def layout(self) -> Layout:
-        """The slabs this path wants its weights in."""
+        """The layout in which this runner takes its weights."""
         ...
 
-    def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Use these views, by slab name, from now on. Copies nothing."""
+    def bind_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Use these views, by slab name, from now on; nothing is copied."""
         ...
 
     def forward(
         self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, mask_R1QN: torch.Tensor, kv: KVView, keep: torch.Tensor
     ) -> torch.Tensor:
-        """Next-token logits (K, V) of the tokens at flat indices ``keep`` (K,) of (R, Q). ``mask`` is additive."""
+        """Next-token logits (K, V) of the tokens at flat indices ``keep`` (K,) of (R, Q); the mask is additive."""
         ...
 
-    def routing(self) -> tuple[int, int] | None:
-        """Layers and choices of the experts of a token; None where they are not recorded."""
+    def routing_shape(self) -> tuple[int, int] | None:
+        """(layers, choices) of the experts of one token; None where they are not recorded."""
         ...
 
-    def routed(self) -> Experts:
-        """Experts (R x Q, layers, choices) of the latest forward pass. Only where ``routing`` is not None."""
+    def recorded_experts(self) -> Experts:
+        """Experts (R x Q, layers, choices) of the latest forward pass. Only where ``routing_shape`` is not None."""
         ...
 
 
-def read_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+def read_model_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
     """The model's configuration; ConfigError when the directory holds none, or one this engine cannot serve."""
     if not (path / "config.json").is_file():
         raise ConfigError(
@@ -65,13 +65,13 @@ def read_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedCon
         config = pretrained.load(AutoConfig, path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: {str(path)!r} has no configuration that can be loaded: {error}") from error
-    reason = unsupported(config, trust_remote_code=trust_remote_code)
+    reason = unsupported_reason(config, trust_remote_code=trust_remote_code)
     if reason:
         raise ConfigError(f"model.path: {str(path)!r} ({config.model_type}) cannot be served: {reason}")
     return config
 
 
-def unsupported(config: PretrainedConfig, *, trust_remote_code: bool = False) -> str:
+def unsupported_reason(config: PretrainedConfig, *, trust_remote_code: bool = False) -> str:
     """Why a slot cache of keys and values cannot serve this architecture; empty when it can."""
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
@@ -95,14 +95,14 @@ def unsupported(config: PretrainedConfig, *, trust_remote_code: bool = False) ->
 
 
 def context_limit(config: PretrainedConfig, wanted: int) -> int:
-    """Tokens of prompt and completion together."""
-    limit = positions(config.get_text_config().to_dict(), windowed=True) or DEFAULT_CONTEXT
+    """The number of tokens of prompt and completion together; ConfigError when ``wanted`` is more than the model allows."""
+    limit = max_positions(config.get_text_config().to_dict(), windowed=True) or DEFAULT_CONTEXT
     if wanted > limit:
         raise ConfigError(f"engine.max_context: {wanted} given, but the model allows at most {limit}")
     return wanted or min(limit, DEFAULT_CONTEXT)
 
 
-def build(
+def build_model_runner(
     config: PretrainedConfig,
     *,
     path: str,
@@ -113,16 +113,18 @@ def build(
     adapters: Lora | None = None,
     keep_routing: bool | None = False,
     trust_remote_code: bool = False,
-) -> ModelPath:
-    """The model path called ``path``; ``auto`` is lean where it applies. With ``adapters``, the weights of the model in
+) -> ModelRunner:
+    """Build model path called ``path``; ``auto`` is lean where it applies. With ``adapters``, the weights of the model in
     ``source`` are loaded, and the path's layout holds the adapters alone. ``keep_routing``: record experts; None: where there
     are any. ConfigError when they are asked for and cannot be recorded."""
     from corrente.engine.embedded import hf, lean
-    from corrente.engine.embedded.adapters import injection, load_frozen
+    from corrente.engine.embedded.adapters import injection_module, load_frozen_model
 
     trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
-    factors = injection().verify_targets(source, adapters, **trust) if adapters is not None else None
-    reason = lean.unsupported(config) or (lean.unsupported_adapters(config, factors) if factors is not None else "")
+    factors = injection_module().verify_targets(source, adapters, **trust) if adapters is not None else None
+    reason = lean.unsupported_reason(config) or (
+        lean.unsupported_adapter_reason(config, factors) if factors is not None else ""
+    )
     if trust_remote_code and pretrained.has_code(config, kind="AutoModelForCausalLM"):
         reason = "it comes with Python code of its own"
     if path == "lean" and reason:
@@ -135,12 +137,12 @@ def build(
         raise ConfigError(f"model.keep_routing = true: {config.model_type} is no mixture of experts; leave it out")
     if factors is None:
         return lean.LeanModel(config, dtype=dtype, device=device, context=context)
-    frozen = load_frozen(source, dtype=dtype, **trust).state_dict()
+    frozen = load_frozen_model(source, dtype=dtype, **trust).state_dict()
     return lean.LeanModel(config, dtype=dtype, device=device, context=context, frozen=frozen, factors=factors)
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """``auto`` is bfloat16 on an accelerator that has it, float32 elsewhere."""
+    """The torch dtype called ``name``; ``auto`` is bfloat16 on a GPU that supports it, float32 elsewhere. ConfigError."""
     if name == "auto":
         half = device.startswith("cuda") and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if half else torch.float32
@@ -149,8 +151,8 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def end_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
-    """Ids that end a sequence: those of generation_config.json, or, where it has none, of the model's configuration."""
+def end_token_ids(path: Path, config: PretrainedConfig) -> frozenset[int]:
+    """The token ids that end a sequence: those of generation_config.json, else those of the model's configuration."""
     value = None
     if (path / "generation_config.json").is_file():
         value = pretrained.end_tokens(path)

@@ -1,4 +1,4 @@
-"""Shapes of a model's parameters, read off its configuration without allocating any."""
+"""Shapes of a model's parameters, from its configuration, without allocating them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from corrente.models import pretrained
 
 
-def shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter by state-dict name, tied ones once, without allocating any."""
+def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter by state-dict name, tied ones once; no parameter is allocated."""
     with torch.device("meta"):
         module: Any = pretrained.from_config(AutoModelForCausalLM, config)
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

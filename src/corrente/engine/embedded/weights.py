@@ -13,8 +13,10 @@ from corrente.sync.weight_slots import slab_views
 
 
 class EmbeddedWeights:
-    """One version in use: what was announced, and its tensors, which are views into a buffer. Two of these are the same
-    weights only if they are the same object: a version may be made twice, from different bytes."""
+    """One version in use: its update and its tensors, which are views into a buffer.
+
+    Compare them by identity: a version may be staged twice, with different bytes.
+    """
 
     __slots__ = ("tensors", "update")
 
@@ -30,8 +32,9 @@ class EmbeddedWeights:
         return self.update.slot
 
 
-class Buffers:
-    """Views of every slab in each weight slot; nothing is copied, the slots must outlive this. SyncError for one it has not."""
+class WeightBuffers:
+    """Views of every slab in each weight slot. Nothing is copied, so the slots must outlive this. SyncError for a slot it has
+    not."""
 
     def __init__(self, layout: Layout, slots: Sequence[torch.Tensor] = ()) -> None:
         self._views = [slab_views(layout, slot) for slot in slots]

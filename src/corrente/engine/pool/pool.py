@@ -2,8 +2,9 @@
 
 A request goes to the replica that ``routing`` names, among those that hold the current weights; while there is none, it waits,
 and its own deadline is the bound. A replica that dies, leaves or misses an update loses its requests to the others: those of
-one that is alive take along what they have and go on from there (``Request.after``); of one that is dead only what ``partials``
-last saw is left, and the rest is sampled again. Either way every token is labelled with the version that sampled it.
+one that is alive take along what they have and go on from there (``Request.resumed_after``); of one that is dead only what
+``partial_completions`` last saw is left, and the rest is sampled again. Either way every token is labelled with the version that
+sampled it.
 
 Draws depend on a request's seed and the position, not on the replica (engines that draw otherwise have to mix in what tells
 replicas apart), so which replica a request went to decides nothing but the time it takes.
@@ -122,16 +123,16 @@ class EnginePool:
         found = [call for call in self._roster.calls if call.request.id in named]
         for call in found:
             call.aborted = True
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
         await self._on_members(found, lambda member, theirs: member.engine.abort(theirs))
 
-    async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]:
+    async def partial_completions(self, ids: Sequence[str]) -> Mapping[str, Completion]:
         named = set(ids)
         found = [call for call in self._roster.calls if call.request.id in named]
 
         async def read_partials(member: Member, theirs: Sequence[str]) -> None:
             calls = {call.request.id: (call, call.written) for call in found if call.member is member}
-            for name, part in (await member.engine.partials(theirs)).items():
+            for name, part in (await member.engine.partial_completions(theirs)).items():
                 call, written = calls[name]
                 if call.written is written:
                     call.known = call.whole(part)
@@ -199,7 +200,7 @@ class EnginePool:
     async def _assigned(self, call: PoolRequest) -> Member | None:
         """The replica to ask, as soon as one is ready; None when the call was aborted first."""
         roster = self._roster
-        await roster.bell.until(lambda: call.aborted or bool(roster.ready()) or roster.over is not None)
+        await roster.changed.wait_for(lambda: call.aborted or bool(roster.ready()) or roster.over is not None)
         if call.aborted:
             return None
         ready = {member.name: member for member in roster.ready()}
@@ -227,7 +228,7 @@ class EnginePool:
             call.member = None
             member.calls.discard(call)
             self._router.left(call.request.group)
-            self._roster.bell.ring()
+            self._roster.changed.notify_all()
         if part is None:
             call.written = call.known or call.written
             return None
@@ -239,7 +240,7 @@ class EnginePool:
 
     async def _least_loaded(self) -> Member:
         roster = self._roster
-        await roster.bell.until(lambda: bool(roster.ready()) or roster.over is not None)
+        await roster.changed.wait_for(lambda: bool(roster.ready()) or roster.over is not None)
         if roster.over is not None:
             raise WorkerDied(str(roster.over))
         return min(roster.ready(), key=lambda member: len(member.calls))

@@ -44,8 +44,8 @@ class Publication:
         """Open a transaction; the one before is over, however it went."""
         self._participants, self._reserved, self._offer = [], set(), None
         roster = self._roster
-        await roster.bell.until(lambda: not any(m.calls for m in roster.stale()))
-        await roster.bell.until(lambda: bool(self._eligible()))
+        await roster.changed.wait_for(lambda: not any(m.calls for m in roster.stale()))
+        await roster.changed.wait_for(lambda: bool(self._eligible()))
         self._participants = self._eligible()
         self._reserved = set(self._participants)
         await self._ask_participants(
@@ -116,7 +116,7 @@ class Publication:
         if offer is None or offer.version != update.version:
             raise SyncError(f"version {update.version} was not received by anybody")
         roster = self._roster
-        await roster.bell.until(lambda: bool(roster.ready() or roster.stale()) or roster.over is not None)
+        await roster.changed.wait_for(lambda: bool(roster.ready() or roster.stale()) or roster.over is not None)
         self._participants = [*roster.ready(), *roster.stale()]
         await self.receive(offer)
 
@@ -134,7 +134,7 @@ class Publication:
                 member.health = member.health.holds(update.version, current=update.version)
             else:
                 member.health = member.health.missed()
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
 
     async def _roll_back(self, flipped: list[Member]) -> None:
         """Return replicas to the version that is current."""
@@ -150,7 +150,7 @@ class Publication:
                 member.health = member.health.holds(live.version, current=live.version)
             except CorrenteError as error:
                 self._tell("warning", f"{member.name} could not go back to version {live.version}: {error}")
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
 
     async def _ask_participants(
         self, ask: Callable[[Member], Awaitable[object]], *, deadline_s: float | None, what: str

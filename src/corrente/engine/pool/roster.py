@@ -1,7 +1,7 @@
 """The roster lists the replicas of a pool, the version each holds and the calls that run on each: the state all its parts share.
 
-One task changes it at a time (the control plane has one thread), and rings the bell afterwards. It decides nothing but which
-version is current.
+One task changes it at a time (the control plane has one thread), and notifies the condition afterwards. It decides nothing but
+which version is current.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import anyio
 import msgspec
 
-from corrente.common.waiting import Bell
+from corrente.common.waiting import Condition
 from corrente.data.types import Completion, Request
 from corrente.engine.base import EngineStats
 from corrente.engine.launcher import Replica, ReplicaEngine
@@ -24,8 +24,8 @@ EVACUATION_S = 2.0
 class PoolRequest:
     """A request that is being served. ``written``: the tokens that earlier replicas sampled; it goes on after them.
 
-    ``known``: the tokens that ``partials`` last saw; when its replica dies, they are not lost. ``moving`` tells an abort that
-    moves it to another replica from one that the caller asked for.
+    ``known``: the tokens that ``partial_completions`` last saw; when its replica dies, they are not lost. ``moving`` tells an
+    abort that moves it to another replica from one that the caller asked for.
     """
 
     def __init__(self, request: Request) -> None:
@@ -39,11 +39,11 @@ class PoolRequest:
 
     def rest(self) -> Request:
         """The request for what is still to be written."""
-        return self.request if self.written is None else self.request.after(self.written)
+        return self.request if self.written is None else self.request.resumed_after(self.written)
 
     def whole(self, part: Completion) -> Completion:
         """The tokens written before, followed by ``part``."""
-        return part if self.written is None else self.written.then(part)
+        return part if self.written is None else self.written.joined_with(part)
 
 
 class Member:
@@ -98,7 +98,7 @@ class Roster:
     """The members by name, and the current version. ``bell`` rings whenever one of these, or a call, has changed."""
 
     def __init__(self) -> None:
-        self.bell = Bell()
+        self.changed = Condition()
         self.members: dict[str, Member] = {}
         self.calls: set[PoolRequest] = set()
         self.live: Update | None = None
@@ -120,7 +120,7 @@ class Roster:
 
     def add(self, member: Member) -> None:
         self.members[member.name] = member
-        self.bell.ring()
+        self.changed.notify_all()
 
     def remove(self, member: Member) -> None:
         """Remove a dead or departed member; calls that still wait for it go to others."""
@@ -129,12 +129,12 @@ class Roster:
         self.members.pop(member.name, None)
         for call in member.calls:
             call.scope.cancel()
-        self.bell.ring()
+        self.changed.notify_all()
 
     def end(self, why: WorkerDied) -> None:
         """There will be no replica any more; calls that wait for one fail with ``why``."""
         self.over = self.over or why
-        self.bell.ring()
+        self.changed.notify_all()
 
     def totals(self) -> EngineStats:
         """Counters of all replicas as they last reported them, those that are gone included."""
@@ -158,11 +158,11 @@ class Roster:
                 member.give_up(death)
             except RolloutError:
                 pass  # it refuses: its calls are cancelled below
-            await self.bell.until(lambda: not member.calls)
+            await self.changed.wait_for(lambda: not member.calls)
         for call in member.calls:
             call.scope.cancel()
         with anyio.CancelScope(shield=True):
-            await self.bell.until(lambda: not member.calls)
+            await self.changed.wait_for(lambda: not member.calls)
 
 
 def added(a: EngineStats, b: EngineStats) -> EngineStats:

@@ -154,14 +154,14 @@ class ReplicaSupervisor:
         await member.replica.leaving()
         member.leaving = True
         member.health = member.health.missed()
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
         await self._roster.evacuate(member)
 
     async def _keep_current(self, member: Member) -> None:
         """Whenever a replica is STALE and a version is live: move its requests to others, and give it that version."""
         roster, tries = self._roster, 0
         while True:
-            await roster.bell.until(lambda: roster.version is not None and member in roster.stale())
+            await roster.changed.wait_for(lambda: roster.version is not None and member in roster.stale())
             await roster.evacuate(member)
             problem = await self._try_catch_up(member)
             if member.ready:
@@ -191,7 +191,7 @@ class ReplicaSupervisor:
             return f"not done within {self._deadline_s:g} s"
         if member.stale and member.usable and late.version is not None:
             member.health = member.health.holds(late.version, current=self._roster.version or 0)
-        self._roster.bell.ring()
+        self._roster.changed.notify_all()
         return ""
 
     def _count_loss(self, death: WorkerDied) -> None:

@@ -1,12 +1,12 @@
-"""A vLLM server that keeps its weights and is given adapters: one per version, under a name that never means anything else.
+"""A vLLM server that keeps its weights and receives adapters: one per version, under a name of its own.
 
-What arrives in a slot, by whichever transport, becomes a peft directory, and the server loads that beside its requests. A flip
-is a change of the name that new requests ask for: it pauses nothing, and live requests finish under the adapter they began with,
-as ``snapshot`` promises. ``swap`` and ``recompute`` are therefore refused while there are any; who drains, waits for the batch or
-resumes has none.
+Adapters that arrive in a slot, by any transport, are written as a peft directory, which the server loads while it generates. A
+flip changes the name that new requests ask for. It pauses nothing, and live requests finish under the adapter they began with, as
+``snapshot`` promises. So ``swap`` and ``recompute`` are refused while there are live requests; the inflight policies drain,
+barrier and resume leave none.
 
-A version in use is not given up: ``reserve`` waits for the last request that names it, and only then has the server unload it
-and removes its files, which the server may still read.
+A version in use is not unloaded: ``reserve`` waits for the last request that names it. Only then does the server unload it, and
+its files, which the server may still read, are removed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ DIRECTORY = "corrente.adapters.directory"
 SLOTS = "corrente.engine.vllm.slots"
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """An adapter that the server has."""
+class LoadedAdapter(msgspec.Struct, frozen=True):
+    """An adapter that the server has loaded."""
 
     version: int
     name: str
@@ -45,7 +45,10 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class AdapterEngine(VllmEngine):
-    """Only adapters are shipped. ``root`` is a folder that the server can read; peft directories come and go in it."""
+    """Implements Engine and Receiver over a server that receives adapters only.
+
+    ``root`` is a folder that the server can read; the peft directories are written to it and removed from it.
+    """
 
     def __init__(
         self,
@@ -63,16 +66,16 @@ class AdapterEngine(VllmEngine):
         self._slots: Any = None
         self._layout = Layout(())
         self._receiving = anyio.Lock()
-        self._loaded: dict[int, Loaded] = {}
+        self._loaded: dict[int, LoadedAdapter] = {}
         self._count = 0
 
     async def open(self) -> Layout:
-        """See VllmEngine.open. The layout is that of the adapters. ConfigError when the model has no such layers."""
-        await self.look()
-        await anyio.to_thread.run_sync(self._prepare)
+        """See VllmEngine.open; the layout is that of the adapters. ConfigError when the model has no such layers."""
+        await self.read_served_model()
+        await anyio.to_thread.run_sync(self._prepare_exporter)
         return self._layout
 
-    def _prepare(self) -> None:
+    def _prepare_exporter(self) -> None:
         make = import_module(DIRECTORY).Exporter
         self._exporter = make(self._settings, source=self._source, trust_remote_code=self._trust)
         factors: Mapping[str, Factor] = self._exporter.factors
@@ -84,13 +87,13 @@ class AdapterEngine(VllmEngine):
         )
         self._slots = import_module(SLOTS).Slots(self._layout)
 
-    def model(self, update: Update | None) -> str:
-        """The adapter's name."""
+    def model_name(self, update: Update | None) -> str:
+        """The name of the adapter of ``update``."""
         assert update is not None
         return self._loaded[update.slot].name
 
-    def spans(self, live: LiveRequest, labels: Sequence[Mapping[str, Any]]) -> list[Span]:
-        """One version from first to last; the server's labels are of its weights, which do not change."""
+    def version_spans(self, live: LiveRequest, labels: Sequence[Mapping[str, Any]]) -> list[Span]:
+        """One span for all tokens: the server's labels are those of its base weights, which do not change."""
         assert live.update is not None
         return [Span(live.update.version, 0, len(live.tokens))] if live.tokens else []
 
@@ -102,21 +105,23 @@ class AdapterEngine(VllmEngine):
         while any(live.update is not None and live.update.slot == slot for live in self._live.values()):
             await anyio.sleep(POLL_S)
         async with self._receiving:
-            await self._unload(slot)
+            await self._unload_slot(slot)
 
     async def receive(self, offer: Offer) -> None:
-        """See Receiver.receive: fetched, written, and loaded by the server."""
+        """See Receiver.receive. The adapter is fetched, written to disk and loaded by the server."""
         async with self._receiving:
-            path = await anyio.to_thread.run_sync(self._write, offer)
+            path = await anyio.to_thread.run_sync(self._write_adapter, offer)
             try:
-                await self._call("/v1/load_lora_adapter", {"lora_name": path.name, "lora_path": str(path)})
+                await self._post_or_sync_error(
+                    "/v1/load_lora_adapter", {"lora_name": path.name, "lora_path": str(path)}
+                )
             except BaseException:
                 shutil.rmtree(path, ignore_errors=True)
                 raise
-            self._loaded[offer.slot] = Loaded(offer.version, path.name, path)
+            self._loaded[offer.slot] = LoadedAdapter(offer.version, path.name, path)
 
     async def apply(self, update: Update, mode: ApplyMode) -> float:
-        """See Receiver.apply. Nothing pauses."""
+        """See Receiver.apply. It pauses nothing and returns 0."""
         await anyio.lowlevel.checkpoint()
         loaded = self._loaded.get(update.slot)
         if loaded is None or loaded.version != update.version:
@@ -129,23 +134,23 @@ class AdapterEngine(VllmEngine):
         self._update = update
         return 0.0
 
-    def _write(self, offer: Offer) -> Path:
+    def _write_adapter(self, offer: Offer) -> Path:
         buffer = self._slots.receive(offer)
         tensors = import_module(SLOTS).views(self._layout, buffer)
         self._count += 1
-        run = f"{self._mark}-{self._count}"
+        run = f"{self._run_label}-{self._count}"
         return self._exporter.write(self._root, tensors, run=run, version=offer.version)
 
-    async def _unload(self, slot: int) -> None:
+    async def _unload_slot(self, slot: int) -> None:
         loaded = self._loaded.pop(slot, None)
         if loaded is None:
             return
         try:
-            await self._call("/v1/unload_lora_adapter", {"lora_name": loaded.name})
+            await self._post_or_sync_error("/v1/unload_lora_adapter", {"lora_name": loaded.name})
         finally:
             await anyio.to_thread.run_sync(lambda: shutil.rmtree(loaded.path, ignore_errors=True))
 
-    async def _call(self, path: str, body: dict[str, Any]) -> None:
+    async def _post_or_sync_error(self, path: str, body: dict[str, Any]) -> None:
         try:
             await self._client.post(path, body)
         except (ServerError, GenerationError) as error:

@@ -1,8 +1,10 @@
-"""How vLLM 0.32 is told to draw, and what it says of tokens besides log-probs: scores, how they ended, kept sets, experts.
+"""Sampling parameters for vLLM 0.32, and the parsing of its answers: scores, finish reasons, kept sets, experts.
 
 Kept sets (``--return-sampling-mask``, a list of ids for every token of a piece) and experts (``--enable-return-routed-experts``,
-one base64-encoded .npy per request, with its last piece) come from its Model Runner V2, which needs Triton and so an accelerator.
-A server that returns sets takes no request without a top_k, nor at temperature 0: greedy is asked for as top_k 1.
+one base64-encoded .npy per request, with its last piece) come from vLLM's Model Runner V2, which needs Triton and so an
+accelerator. A server that returns kept sets refuses requests without a top_k or at temperature 0: greedy is sent as top_k 1.
+
+Shapes: T sampled tokens, L layers with experts, k experts of a token.
 """
 
 from __future__ import annotations
@@ -27,45 +29,53 @@ MASK_FLAG = "--return-sampling-mask"
 EXPERTS_FLAG = "--enable-return-routed-experts"
 
 
-def drawing(sampling: Sampling, *, bounded: bool) -> dict[str, Any]:
-    """Temperature and top_k as the server takes them; ``bounded``: it returns kept sets."""
-    if bounded and sampling.temperature == 0:
+def sampling_params(sampling: Sampling, *, returns_kept_sets: bool) -> dict[str, Any]:
+    """Temperature and top_k as the server takes them. ``returns_kept_sets``: the server was started to return kept sets."""
+    if returns_kept_sets and sampling.temperature == 0:
         return {"temperature": 1.0, "top_k": 1}
     return {"temperature": sampling.temperature, "top_k": sampling.top_k}
 
 
-def seed(request: Request) -> int:
-    """vLLM takes 63 bits. What goes on after an interruption must not draw again what it has drawn."""
+def request_seed(request: Request) -> int:
+    """The seed of a request, in the 63 bits that vLLM takes."""
+    # vLLM starts its random stream at the seed, so a resumed request needs another one, or it would repeat its first draws.
     if not request.written:
         return request.seed & (2**63 - 1)
     digest = hashlib.blake2b(f"{request.seed}/{request.written}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-def ended(reason: str) -> FinishReason:
-    """How a request ended. ServerError where that is no end of a completion: vLLM says "error" of one that failed in it."""
+def parse_finish_reason(reason: str) -> FinishReason:
+    """The finish reason of a request. ServerError for any other reason: vLLM answers "error" when it failed itself."""
     try:
         return msgspec.convert(reason, FinishReason)
     except msgspec.ValidationError:
         raise ServerError(f"the server ended the request with {reason!r}") from None
 
 
-def kept_sets(choice: Mapping[str, Any], sampling: Sampling, *, tokens: int, asked: bool) -> Sequence[Ids | None]:
-    """The kept ids of each token of a piece, None where they are not ``asked`` for or nothing is cut off. AlignmentError where
-    the server says none, or of more or fewer tokens."""
-    if not (asked and sampling.keep_support and sampling.cuts):
+def parse_kept_sets(
+    choice: Mapping[str, Any], sampling: Sampling, *, tokens: int, returns_kept_sets: bool
+) -> Sequence[Ids | None]:
+    """The kept ids of each token of a piece; None where the server returns none or nothing was cut off.
+
+    AlignmentError when the kept sets are missing, or are not one for each token.
+    """
+    if not (returns_kept_sets and sampling.keep_support and sampling.truncates):
         return [None] * tokens
-    said: Sequence[Sequence[int]] | None = choice.get("sampling_mask")
-    if said is None and tokens:
+    sets: Sequence[Sequence[int]] | None = choice.get("sampling_mask")
+    if sets is None and tokens:
         raise AlignmentError(f"no kept sets came with {tokens} tokens: start the server with {MASK_FLAG}")
-    if len(said or ()) != tokens:
-        raise AlignmentError(f"{tokens} tokens and {len(said or ())} kept sets in one piece")
-    return [np.array(ids, np.int32) for ids in said or ()]
+    if len(sets or ()) != tokens:
+        raise AlignmentError(f"{tokens} tokens and {len(sets or ())} kept sets in one piece")
+    return [np.array(ids, np.int32) for ids in sets or ()]
 
 
-def routing(encoded: str | None, *, context: int, sampled: int) -> Routing | None:
-    """Experts of a request of ``context`` tokens from which ``sampled`` were sampled: all but the last were read. None where the
-    server has not said any. AlignmentError where it says too few."""
+def parse_routing(encoded: str | None, *, context: int, sampled: int) -> Routing | None:
+    """The routing of a request of ``context`` tokens after which ``sampled`` tokens were sampled.
+
+    The server read all of these tokens but the last. None where it returned no experts; AlignmentError where these cannot be
+    read or are too few.
+    """
     if encoded is None:
         return None
     try:
@@ -79,8 +89,11 @@ def routing(encoded: str | None, *, context: int, sampled: int) -> Routing | Non
     return Routing(experts=experts[context - 1 : read], context=experts[: context - 1])
 
 
-def scores(answer: Sequence[Mapping[str, Any] | None], tokens: Tokens, top: int) -> Scores:
-    """From {token: {"logprob", "rank"}} per position. The given token is in it whatever its rank."""
+def parse_scores(answer: Sequence[Mapping[str, Any] | None], tokens: Tokens, top: int) -> Scores:
+    """Scores of tokens (T,) from vLLM's prompt log-probs: {token: {"logprob", "rank"}} per position, with the given token.
+
+    AlignmentError when the given token is missing.
+    """
     logprobs = np.empty(len(tokens) - 1, np.float32)
     ids, best = np.empty((len(tokens) - 1, top), np.int32), np.empty((len(tokens) - 1, top), np.float32)
     for at, (place, token) in enumerate(zip(answer[1:], tokens[1:].tolist(), strict=True)):

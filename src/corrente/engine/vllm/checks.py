@@ -1,4 +1,4 @@
-"""What goes with engine.kind = "vllm" and what does not; refused before a model is loaded. Starts nothing."""
+"""Refuse settings that engine.kind = "vllm" does not support, before a model is loaded. It starts nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from corrente.sync.kinds import address_of, transport_of
 
 
 def check(config: RunConfig) -> None:
-    """Raise ConfigError, naming the key, its value and what is allowed."""
+    """Raise ConfigError for a setting that vLLM does not support; it names the key, its value and what is allowed."""
     section = config.engine
     if not isinstance(section, Vllm):
         return
@@ -36,9 +36,9 @@ def check(config: RunConfig) -> None:
             f"model.trust_remote_code = true in place of {environment.TRUST_FLAG}"
         )
     if not section.urls:
-        _check_kept(config, on_cpu=environment.find(section.python).on_cpu)
+        _check_recording(config, on_cpu=environment.find(section.python).on_cpu)
         return
-    _check_kept(config, on_cpu=False)
+    _check_recording(config, on_cpu=False)
     if section.python or section.args:
         key = "python" if section.python else "args"
         raise ConfigError(f"engine.{key} is for servers that are launched; with engine.urls it must be left out")
@@ -50,8 +50,8 @@ def check(config: RunConfig) -> None:
         _check_url(url, config)
 
 
-def _check_kept(config: RunConfig, *, on_cpu: bool) -> None:
-    """vLLM says what it kept, and which experts it chose, on accelerators only, and kept sets only where top_k bounds them."""
+def _check_recording(config: RunConfig, *, on_cpu: bool) -> None:
+    """Check the recording of supports and experts: vLLM returns both on accelerators only, and supports only with a top_k."""
     if config.model.keep_routing and on_cpu:
         raise ConfigError(
             'model.keep_routing = true: vLLM says no experts on a CPU; leave it out, or engine.kind "embedded"'
@@ -76,7 +76,7 @@ def _check_kept(config: RunConfig, *, on_cpu: bool) -> None:
 
 
 def _check_inflight(config: RunConfig) -> None:
-    """A server has one set of weights, which every request samples from, but each request its own adapter, to its end."""
+    """Check the inflight policy: all requests sample from one set of weights, but each keeps its own adapter to its end."""
     kind = config.inflight.__struct_config__.tag
     if not isinstance(config.adapters, Lora):
         if isinstance(config.inflight, OldWeights):
@@ -101,7 +101,7 @@ def _check_url(url: str, config: RunConfig) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f'engine.urls: {url!r} given; "http://host:port" or "https://host:port" is allowed')
-    if _is_here(parts.hostname):
+    if _is_this_host(parts.hostname):
         return
     transport, address = transport_of(config.sync), address_of(config.sync)
     if transport.shares_memory:
@@ -109,14 +109,14 @@ def _check_url(url: str, config: RunConfig) -> None:
             f'sync.kind = "{transport.kind}": {url} is another host, without memory of the learner; disk, http or '
             "collective is allowed"
         )
-    if address is not None and _is_here(address):
+    if address is not None and _is_this_host(address):
         raise ConfigError(
             f"sync.host = {address!r}: {url} is another host, which finds itself there; give the address of this one "
             "where it reaches the learner"
         )
 
 
-def _is_here(host: str) -> bool:
+def _is_this_host(host: str) -> bool:
     if host in ("localhost", gethostname()):
         return True
     try:

@@ -16,7 +16,7 @@ import msgspec
 from corrente.config import Lora, RunConfig, Vllm
 from corrente.engine.vllm.answers import EXPERTS_FLAG, MASK_FLAG
 from corrente.errors import ConfigError
-from corrente.models.limits import context
+from corrente.models.limits import context_tokens
 from corrente.sync.kinds import transport_of
 
 VARIABLE = "CORRENTE_VLLM_PYTHON"
@@ -92,7 +92,7 @@ def arguments(config: RunConfig, where: VllmEnvironment, *, socket: Path) -> lis
     section = config.engine
     assert isinstance(section, Vllm)
     shape = _shape(Path(config.model.path))
-    room = context(Path(config.model.path), section.max_context, windowed=False)
+    room = context_tokens(Path(config.model.path), section.max_context, windowed=False)
     dtype = config.model.dtype if config.model.dtype != "auto" else ("float32" if where.on_cpu else "bfloat16")
     command = [
         *(str(where.python), "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
@@ -119,7 +119,7 @@ def _weight_arguments(config: RunConfig) -> tuple[str, ...]:
 
 def keeps_sets(config: RunConfig) -> bool:
     """True if the servers of a run have to return the support of each token."""
-    return config.sampling.cuts and config.sampling.keep_support
+    return config.sampling.truncates and config.sampling.keep_support
 
 
 def vocabulary(config: RunConfig) -> int:

@@ -24,13 +24,13 @@ import httpx2 as httpx
 from corrente.common.spawn import Spawner, Worker, WorkerRole
 from corrente.common.worker_log import LINES, describe_output
 from corrente.config import Lora, RunConfig, Vllm
-from corrente.engine.embedded.stop import Decode, load_decoder
+from corrente.engine.embedded.stop_conditions import Decode, load_decoder
 from corrente.engine.launcher import Replica, SharedWeights, Tell, untold
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.adapters import AdapterEngine
-from corrente.engine.vllm.builtin import BuiltinEngine
-from corrente.engine.vllm.client import Client, ServerError, opened
+from corrente.engine.vllm.client import Client, ServerError, open_client
 from corrente.engine.vllm.engine import VllmEngine
+from corrente.engine.vllm.nccl_engine import VllmNcclEngine
 from corrente.engine.vllm.supervisor import AwaitEnd
 from corrente.errors import ConfigError, GenerationError, PipelineError, WorkerDied
 from corrente.sync.kinds import transport_of
@@ -81,7 +81,7 @@ class VllmLauncher:
     async def _attach(self, index: int) -> AsyncGenerator[Replica]:
         name = f"vllm at {self._section.urls[index]}"
         token = self._section.token or os.environ.get(environment.TOKEN_VARIABLE, "")
-        async with opened(self._client(self._section.urls[index], token)) as client:
+        async with open_client(self._client(self._section.urls[index], token)) as client:
             deadline_s = self._section.start_deadline_s
             why = await _answers(client, quiet_s := min(QUIET_S, deadline_s))
             if why is not None and quiet_s < deadline_s:
@@ -100,7 +100,7 @@ class VllmLauncher:
             async with self._server(name).running(Path(folder)) as server:
                 transport = httpx.AsyncHTTPTransport(uds=str(server.socket), limits=httpx.Limits(max_connections=None))
                 client = self._client("http://vllm", server.token, server=server, transport=transport)
-                async with opened(client):
+                async with open_client(client):
                     await server.ready(client, self._section.start_deadline_s)
                     yield await self._replica(name, client, server.ended, server.socket.parent)
 
@@ -140,7 +140,7 @@ class VllmLauncher:
         adapters, prefix_cache = self._config.adapters, self._section.prefix_cache
         vocabulary = environment.vocabulary(self._config)
         if not transport_of(self._config.sync).receiver:
-            return BuiltinEngine(
+            return VllmNcclEngine(
                 client,
                 decode=self._decode,
                 prefix_cache=prefix_cache,

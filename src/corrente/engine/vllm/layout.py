@@ -1,7 +1,8 @@
-"""The layout of a vLLM model: its own parameters, and the checkpoint's names they are made of.
+"""The layout of a vLLM model: its parameters, and the checkpoint tensors that each is made of.
 
-vLLM fuses what the checkpoint keeps apart (q, k, v; gate, up) and pads the vocabulary. Which name goes where is for the model's
-own mapper to say; here its answers are turned into slabs. No torch and no vLLM: names and shapes only.
+vLLM fuses tensors that are separate in the checkpoint (q, k, v; gate, up) and pads the vocabulary. The model's own mapper says
+which tensor belongs to which parameter; this module turns that into slabs. It needs names and shapes only, neither torch nor
+vLLM.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from corrente.errors import ConfigError
 from corrente.sync.layout import Layout, Slab, arrange
 
 Shape = tuple[int, ...]
-Place = Callable[[str], tuple[str, Any] | None]
+LocateParameter = Callable[[str], tuple[str, Any] | None]
 """A checkpoint name -> the parameter it is part of and which part ("q", "k", "v", a number, None for all of it), or None."""
 
-_ORDER: dict[Any, int] = {"q": 0, "k": 1, "v": 2}
-_DERIVED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
-"""Ends of names that older checkpoints hold and no model needs."""
+_FUSED_ORDER: dict[Any, int] = {"q": 0, "k": 1, "v": 2}
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
+"""Suffixes of tensors in older checkpoints that no model needs."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """What the running model has. ``shape`` None: its memory was given up once it was packed. ``pads``: rows may be more than
-    the checkpoint has. ``aliases``: other names of the same tensor (tied embeddings)."""
+    """A parameter of the running model.
+
+    ``shape`` None: vLLM packed the parameter and freed its memory. ``pads``: it may have more rows than the checkpoint.
+    ``aliases``: other names of the same tensor (tied embeddings).
+    """
 
     name: str
     shape: Shape | None
@@ -37,7 +41,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, Shape]:
-    """Names and shapes in the safetensors files of a model directory. ConfigError when there are none."""
+    """Read the names and shapes in the safetensors files of a model directory. ConfigError when there are none."""
     shapes: dict[str, Shape] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -48,17 +52,19 @@ def checkpoint_shapes(folder: Path) -> dict[str, Shape]:
     return shapes
 
 
-def build(parameters: list[Parameter], shapes: Mapping[str, Shape], place: Place, *, dtype: str) -> Layout:
-    """One slab per parameter, its sources in the order in which vLLM fuses them.
+def build_layout(
+    parameters: list[Parameter], shapes: Mapping[str, Shape], locate: LocateParameter, *, dtype: str
+) -> Layout:
+    """Build one slab per parameter, with its sources in the order in which vLLM fuses them.
 
-    ConfigError when a parameter has no source, or sources of another size: then vLLM does more on loading than to put tensors
-    together, or the model is cut into shards, and neither can be undone here.
+    ConfigError when a parameter has no source, or sources of another size: then vLLM converts or shards the model on loading,
+    which this layout cannot express.
     """
     sources: dict[str, list[tuple[int, str]]] = {parameter.name: [] for parameter in parameters}
     owner = {alias: parameter.name for parameter in parameters for alias in (parameter.name, *parameter.aliases)}
     for name in shapes:
-        placed = place(name)
-        if placed is None or name.endswith(_DERIVED):
+        placed = locate(name)
+        if placed is None or name.endswith(_IGNORED_SUFFIXES):
             continue
         target, part = placed
         if target not in owner:
@@ -66,27 +72,31 @@ def build(parameters: list[Parameter], shapes: Mapping[str, Shape], place: Place
                 f"engine.kind = 'vllm': {name!r} of the checkpoint has no place in vLLM's model ({target!r})"
             )
         if target in sources:
-            sources[target].append((_ORDER.get(part, part or 0), name))
-    return arrange([_slab(parameter, sorted(sources[parameter.name]), shapes, dtype) for parameter in parameters])
+            sources[target].append((_FUSED_ORDER.get(part, part or 0), name))
+    return arrange(
+        [_parameter_slab(parameter, sorted(sources[parameter.name]), shapes, dtype) for parameter in parameters]
+    )
 
 
-def plain(shapes: Mapping[str, Shape], *, dtype: str) -> Layout:
-    """The checkpoint as it is, tensor for tensor: what vLLM's own loading wants."""
+def checkpoint_layout(shapes: Mapping[str, Shape], *, dtype: str) -> Layout:
+    """The layout of the checkpoint itself, one slab per tensor, for vLLM's own loading code."""
     return arrange(
         [
             Slab(name=name, shape=shape, dtype=dtype, offset=0, sources=(name,))
             for name, shape in shapes.items()
-            if not name.endswith(_DERIVED)
+            if not name.endswith(_IGNORED_SUFFIXES)
         ]
     )
 
 
-def _slab(parameter: Parameter, sources: list[tuple[int, str]], shapes: Mapping[str, Shape], dtype: str) -> Slab:
+def _parameter_slab(
+    parameter: Parameter, sources: list[tuple[int, str]], shapes: Mapping[str, Shape], dtype: str
+) -> Slab:
     if not sources:
         raise ConfigError(f"engine.kind = 'vllm': {parameter.name!r} of vLLM's model is not in the checkpoint")
     found = [shapes[name] for _, name in sources]
     shape = (sum(s[0] for s in found), *found[0][1:]) if len(found) > 1 else found[0]
-    if parameter.shape is not None and not _fits(shape, parameter):
+    if parameter.shape is not None and not _shape_fits(shape, parameter):
         raise ConfigError(
             f"engine.kind = 'vllm': {parameter.name!r} has shape {parameter.shape} in vLLM and {shape} in the checkpoint; "
             "models that vLLM shards or converts on loading are not supported"
@@ -94,7 +104,7 @@ def _slab(parameter: Parameter, sources: list[tuple[int, str]], shapes: Mapping[
     return Slab(name=parameter.name, shape=shape, dtype=dtype, offset=0, sources=tuple(name for _, name in sources))
 
 
-def _fits(shape: Shape, parameter: Parameter) -> bool:
+def _shape_fits(shape: Shape, parameter: Parameter) -> bool:
     if parameter.shape == shape:
         return True
     same_rest = parameter.shape is not None and len(shape) > 0 and parameter.shape[1:] == shape[1:]

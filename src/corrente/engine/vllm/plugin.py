@@ -1,14 +1,13 @@
-"""What corrente adds inside vLLM's worker: a weight-transfer engine, named "corrente", and two calls to look at it.
+"""Code that runs inside vLLM's worker: a weight-transfer engine named "corrente", and calls that inspect and stop it.
 
     vllm serve ... --weight-transfer-config '{"backend": "corrente"}'
                    --worker-extension-cls corrente.engine.vllm.plugin.Extension
 
-An update comes in two parts, each a session of vLLM's own interface (start, update, finish). "receive" starts a thread that
-brings a version into the spare slot and prepares it, and returns at once: requests go on. "install" flips; it is called with
-the scheduler paused, and is short. How the thread fares is asked by ``corrente_status``.
+An update has two parts, each a session of vLLM's own interface (start, update, finish). "receive" starts a thread that fetches a
+version into the spare slot and prepares it, and returns at once, so requests go on. "install" flips; it is called while the
+scheduler is paused, and is short. ``corrente_status`` reports the state of the thread.
 
-The interpreter is that of vLLM's environment: of corrente only modules that need no more than msgspec, numpy and torch are
-imported here.
+The interpreter is that of vLLM's environment: the modules of corrente that are imported here need only msgspec, numpy and torch.
 """
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
@@ -40,12 +39,12 @@ from corrente.sync.weight_slots import allocate_slots
 
 BACKEND = "corrente"
 NICE = 5
-"""How much the receiving thread gives way to the one that decodes."""
+"""The nice value of the receiving thread, so that the decoding threads get the cores first."""
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing is agreed on beforehand: an offer says all there is to know."""
+    """Has no fields: an offer contains everything that a transfer needs."""
 
 
 @dataclass
@@ -59,7 +58,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class CorrenteEngine(WeightTransferEngine):
-    """Receives whole versions into the slot that is not in use, and flips."""
+    """Receives versions into the slot that is not in use, and flips."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -81,13 +80,13 @@ class CorrenteEngine(WeightTransferEngine):
         self._seconds = 0.0
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no connection to set up."""
 
     def start_weight_update(self) -> None:
-        """Nothing to prepare: what runs is not touched before ``install``."""
+        """Do nothing: the running model does not change before ``install``."""
 
     def finish_weight_update(self) -> None:
-        """Nothing to finish: ``install`` was all of it."""
+        """Do nothing: ``receive_weights`` has done everything."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         if self._busy:
@@ -95,17 +94,19 @@ class CorrenteEngine(WeightTransferEngine):
         if update_info.receive is not None:
             offer = msgspec.convert(update_info.receive, Offer)
             self._failure = ""
-            self._thread = threading.Thread(target=self._receive, args=(offer,), name="corrente-receive", daemon=True)
+            self._thread = threading.Thread(
+                target=self._receive_in_thread, args=(offer,), name="corrente-receive", daemon=True
+            )
             self._thread.start()
         elif update_info.install is not None:
-            self.weights.install(update_info.install, update_info.version)
+            self.weights.install_slot(update_info.install, update_info.version)
 
     def status(self) -> dict[str, Any]:
-        """Whether a version is being received, why the last one could not be, and the seconds it took."""
+        """The state of the thread: busy, the failure of the last version or an empty text, and the seconds it took."""
         return {"busy": self._busy, "failure": self._failure, "seconds": self._seconds}
 
     def stop(self) -> None:
-        """Give up the version that is being received; ``status`` says when."""
+        """Stop up the version that is being received; ``status`` says when."""
         self._receiver.stop()
 
     def shutdown(self) -> None:
@@ -115,21 +116,22 @@ class CorrenteEngine(WeightTransferEngine):
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _receive(self, offer: Offer) -> None:
-        """Body of the thread: fetch, then prepare. What it raises is the answer of the next ``status``."""
-        _give_way()
+    def _receive_in_thread(self, offer: Offer) -> None:
+        """Fetch, then prepare, in the thread. An exception becomes the failure in ``status``."""
+        _lower_thread_priority()
         started = time.perf_counter()
         try:
-            self.weights.discard(offer.slot)
+            self.weights.discard_slot(offer.slot)
             self._receiver.receive(offer)
-            self.weights.prepare(offer.slot, offer.version, self._receiver.slots[offer.slot])
+            self.weights.prepare_slot(offer.slot, offer.version, self._receiver.slots[offer.slot])
         except Exception as error:
             self._failure = str(error) if isinstance(error, SyncError) else f"{type(error).__name__}: {error}"
         self._seconds = time.perf_counter() - started
 
 
-def _give_way() -> None:
-    """The calling thread may run on every core of this process, behind those that decode. vLLM pins its own."""
+def _lower_thread_priority() -> None:
+    """Let the calling thread run on every core, at a lower priority than the decoding threads."""
+    # vLLM pins its threads to cores, and a new thread inherits that; without this it would share a decoding thread's core.
     identity = threading.get_native_id()
     with contextlib.suppress(OSError):
         os.sched_setaffinity(identity, range(os.cpu_count() or 1))
@@ -138,12 +140,12 @@ def _give_way() -> None:
 
 
 class Extension:
-    """Calls that vLLM's worker gets on top of its own; see /collective_rpc."""
+    """Methods added to vLLM's worker, for calls through /collective_rpc."""
 
     weight_transfer_engine: Any
 
     def corrente_layout(self) -> dict[str, Any]:
-        """What the learner is to write; see sync/layout.py."""
+        """The layout in which the learner writes weights, as plain data; see sync/layout.py."""
         return msgspec.to_builtins(self.weight_transfer_engine.weights.layout)
 
     def corrente_status(self) -> dict[str, Any]:

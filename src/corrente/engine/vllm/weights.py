@@ -1,11 +1,11 @@
 """Two sets of weights for one vLLM model, and the flip between them. Runs inside vLLM's worker.
 
-On a CPU vLLM packs the weight of every linear layer for its matrix product and gives the original up. A new version is packed
-the same way, by vLLM's own code, while requests run; the flip then exchanges which packed weight a layer multiplies with:
-pointers, nothing is copied. On an accelerator, where captured graphs hold the addresses of the parameters, a new version is
-copied to the device while requests run, and the flip is a copy within its memory.
+On a CPU vLLM packs the weight of every linear layer for its matrix product and frees the original. A new version is packed the
+same way, by vLLM's own code, while requests run; the flip then exchanges the packed weight of each layer by pointer, without a
+copy. On an accelerator, where captured graphs hold the addresses of the parameters, a new version is copied to the device while
+requests run, and the flip is a copy within the device's memory.
 
-The forward pass must not be compiled on a CPU (--enforce-eager): a compiled one may have remembered the old pointers.
+The forward pass must not be compiled on a CPU (--enforce-eager): a compiled one may hold the old pointers.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -17,24 +17,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from corrente.engine.vllm.layout import Parameter, build, checkpoint_shapes
+from corrente.engine.vllm.layout import Parameter, build_layout, checkpoint_shapes
 from corrente.errors import ConfigError, SyncError
 from corrente.sync.layout import Layout
 from corrente.sync.weight_slots import slab_views
 
-Change = tuple[Any, str, Any]
-"""An object, its attribute, and the value that a flip gives it; of every parameter."""
+AttributeChange = tuple[Any, str, Any]
+"""(object, attribute, new value): one assignment of a flip."""
 
 
-class WeightsReady(NamedTuple):
-    """A version that can be installed."""
+class ReadyWeights(NamedTuple):
+    """A version that is ready to be installed, and the assignments that install it."""
 
     version: int
-    changes: list[Change]
+    changes: list[AttributeChange]
 
 
-class _Spare(torch.nn.Module):
-    """A stand-in for a linear layer, for vLLM to pack the weight of: what it leaves behind is what a flip installs."""
+class _PackTarget(torch.nn.Module):
+    """A stand-in for a linear layer, whose weight vLLM packs; the flip then installs the packed weight in the real layer."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -43,7 +43,10 @@ class _Spare(torch.nn.Module):
 
 
 class VllmWeights:
-    """The weights of ``model``, of which two versions may be held. ``folder`` is the checkpoint it was loaded from."""
+    """Holds up to two versions of the weights of ``model``. ``folder``: the checkpoint it was loaded from.
+
+    ConfigError for a compiled model on a CPU, and for one whose parameters are not those of the checkpoint.
+    """
 
     def __init__(self, model: torch.nn.Module, *, folder: Path, dtype: torch.dtype, compiled: bool) -> None:
         self._model = model
@@ -53,12 +56,12 @@ class VllmWeights:
             raise ConfigError("vLLM compiles this model; on a CPU weights can only be changed with --enforce-eager")
         self._packed = _packed_layers(model) if self._device.type == "cpu" else {}
         self._padded = _padded_names(model)
-        self.layout = self._describe(folder, dtype)
-        self._ready: list[WeightsReady | None] = [None, None]
+        self.layout = self._build_layout(folder, dtype)
+        self._ready: list[ReadyWeights | None] = [None, None]
         self._replaced: list[Any] = []
-        """What the last flip took out: given up by the next ``prepare``, for freeing it takes longer than a flip may."""
+        """The values that the last flip replaced. ``discard_slot`` frees them, because that takes longer than a flip may."""
 
-    def _describe(self, folder: Path, dtype: torch.dtype) -> Layout:
+    def _build_layout(self, folder: Path, dtype: torch.dtype) -> Layout:
         names = dict(self._model.named_parameters(remove_duplicate=False))
         parameters = [
             Parameter(
@@ -74,21 +77,21 @@ class VllmWeights:
         def place(name: str) -> tuple[str, Any] | None:
             return (name, None) if mapper is None else mapper._map_name_with_shard(name)
 
-        return build(parameters, checkpoint_shapes(folder), place, dtype=str(dtype).removeprefix("torch."))
+        return build_layout(parameters, checkpoint_shapes(folder), place, dtype=str(dtype).removeprefix("torch."))
 
-    def discard(self, slot: int) -> None:
-        """What was ready in ``slot`` is to be installed no more: its memory is about to change."""
+    def discard_slot(self, slot: int) -> None:
+        """Forget the version that was ready in ``slot``, because its memory is about to change."""
         self._ready[slot] = None
         self._replaced.clear()
 
-    def prepare(self, slot: int, version: int, buffer: torch.Tensor) -> None:
+    def prepare_slot(self, slot: int, version: int, buffer: torch.Tensor) -> None:
         """Make what is in ``buffer`` ready to be installed. Long; any thread, while the model runs on the other slot."""
         tensors = slab_views(self.layout, buffer)
-        changes = self._pack(tensors) if self._device.type == "cpu" else self._upload(tensors)
-        self._ready[slot] = WeightsReady(version, changes)
+        changes = self._pack_on_cpu(tensors) if self._device.type == "cpu" else self._upload_to_device(tensors)
+        self._ready[slot] = ReadyWeights(version, changes)
 
-    def install(self, slot: int, version: int) -> None:
-        """Sample from ``slot`` from now on. Between two steps of the model only. SyncError when it does not hold ``version``."""
+    def install_slot(self, slot: int, version: int) -> None:
+        """Sample from ``slot`` from now on; call it between two steps only. SyncError when it does not hold ``version``."""
         ready = self._ready[slot] if slot in (0, 1) else None
         if ready is None or ready.version != version:
             holds = "nothing" if ready is None else f"version {ready.version}"
@@ -102,12 +105,12 @@ class VllmWeights:
         for owner, attribute, value in ready.changes:
             setattr(owner, attribute, value)
 
-    def _pack(self, tensors: Mapping[str, torch.Tensor]) -> list[Change]:
-        changes: list[Change] = []
+    def _pack_on_cpu(self, tensors: Mapping[str, torch.Tensor]) -> list[AttributeChange]:
+        changes: list[AttributeChange] = []
         taken: set[str] = set()
         for weight_name, bias_name, layer in self._packed.values():
             bias = None if bias_name is None else tensors[bias_name].clone()
-            spare = _Spare(self._padded_view(weight_name, tensors[weight_name]), bias)
+            spare = _PackTarget(self._padded_view(weight_name, tensors[weight_name]), bias)
             _vllm_pack(spare)
             changes.append((layer, "cpu_linear", spare.cpu_linear))
             if spare.bias is not None:
@@ -121,7 +124,7 @@ class VllmWeights:
         return changes
 
     def _padded_view(self, name: str, view: torch.Tensor) -> torch.Tensor:
-        """``view`` itself, or a copy with the rows that vLLM adds to a vocabulary."""
+        """Return ``view``, or a copy with the rows that vLLM adds to a vocabulary."""
         has = self._parameters[name].shape
         if name not in self._padded or not has.numel() or has[0] == len(view):
             return view
@@ -129,7 +132,7 @@ class VllmWeights:
         padded[: len(view)] = view
         return padded
 
-    def _upload(self, tensors: Mapping[str, torch.Tensor]) -> list[Change]:
+    def _upload_to_device(self, tensors: Mapping[str, torch.Tensor]) -> list[AttributeChange]:
         stream = torch.Stream(self._device)
         with stream:
             staged = {name: view.to(self._device, non_blocking=True) for name, view in tensors.items()}
@@ -138,12 +141,13 @@ class VllmWeights:
 
 
 def _packed_layers(model: torch.nn.Module) -> dict[str, tuple[str, str | None, Any]]:
-    """Layers that multiply with a packed weight: by their name, the names of weight and bias, and the layer."""
+    """The layers that multiply with a packed weight, by name: the names of weight and bias, and the layer."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     packed: dict[str, tuple[str, str | None, Any]] = {}
     for name, module in model.named_modules():
+        # An embedding is looked up in its plain weight, packed or not; only an output head multiplies with the packed one.
         looked_up = isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
         if looked_up or not hasattr(module, "cpu_linear"):
             continue
@@ -160,7 +164,7 @@ def _padded_names(model: torch.nn.Module) -> set[str]:
     return {names[id(table.weight)] for table in tables}
 
 
-def _vllm_pack(spare: _Spare) -> None:
+def _vllm_pack(spare: _PackTarget) -> None:
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     dispatch_cpu_unquantized_gemm(spare, remove_weight=True)

@@ -1,8 +1,8 @@
-"""Which live sequence is in which row of the cache, and which weights each of them samples from.
+"""The live sequences by cache row, and the weights that each of them samples from.
 
-Sequences that sample from the same weights lie next to one another, older weights first, so that a step is one forward pass over
-a slice of the cache for each version in use: one, or two while sequences finish under the weights they began with. New
-sequences use the newest weights and go to the end, which keeps that order; so does whoever leaves.
+Sequences that sample from the same weights are in adjacent rows, older weights first, so that a step is one forward pass over a
+slice of the cache for each version in use: one, or two while sequences finish under the weights they began with. New sequences
+use the newest weights and go to the end, which keeps that order; removing sequences keeps it too.
 """
 
 from __future__ import annotations
@@ -42,28 +42,31 @@ class LiveRows:
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """Oldest weights first; they partition the rows."""
+        """The segments, oldest weights first; they partition the rows."""
         return self._segments
 
-    def append(self, new: Sequence[LiveSequence], weights: EmbeddedWeights) -> None:
-        """Sequences whose keys and values are in the next rows already, all computed by ``weights``, the newest."""
+    def append_rows(self, new: Sequence[LiveSequence], weights: EmbeddedWeights) -> None:
+        """Add sequences whose keys and values are in the next rows already, computed by ``weights``, the newest."""
         for live in new:
-            live.kv = weights
+            live.kv_weights = weights
         first, stop = len(self._rows), len(self._rows) + len(new)
         if self._segments and self._segments[-1].weights is weights:
             first = self._segments.pop().first
         self._segments.append(Segment(weights, first, stop))
         self._rows.extend(new)
 
-    def move_to(self, weights: EmbeddedWeights, *, rebuilt: bool) -> None:
-        """All sequences sample from ``weights`` from now on, over keys and values that are rebuilt by them, or mixed."""
+    def sample_all_from(self, weights: EmbeddedWeights, *, rebuilt: bool) -> None:
+        """Let all sequences sample from ``weights``. ``rebuilt``: their keys and values were computed again with these."""
         for live in self._rows:
-            live.kv = weights if rebuilt else None
+            live.kv_weights = weights if rebuilt else None
         self._segments = [Segment(weights, 0, len(self._rows))] if self._rows else []
 
-    def remove(self, rows: Collection[int]) -> None:
-        """Close the gaps: the last sequence of a segment takes the place of one that left, and leaves its own to the next
-        segment. Two copies of one row's keys and values at most, for each that left."""
+    def remove_rows(self, rows: Collection[int]) -> None:
+        """Remove the sequences in these rows and close the gaps.
+
+        The last sequence of a segment moves into the gap, and its own row goes to the next segment. So each removal copies the
+        keys and values of at most one row per segment.
+        """
         for row in sorted(rows, reverse=True):
             hole, kept = row, list[Segment]()
             for segment in self._segments:
@@ -73,7 +76,7 @@ class LiveRows:
                 last = segment.stop - 1
                 if last != hole:
                     self._rows[hole] = self._rows[last]
-                    self._cache.move(last, hole, self._rows[hole].length - 1)
+                    self._cache.copy_row(last, hole, self._rows[hole].length - 1)
                 hole = last
                 first = segment.first if segment.first <= row else segment.first - 1
                 if first < last:

@@ -1,15 +1,15 @@
-"""Our metrics under the names that TRL's runs have on a dashboard, so that both can be compared there.
+"""Translate metric names to those of TRL, so that runs of both can be compared on one dashboard.
 
-TRL logs "reward" and "eval_reward"; the trackers of transformers show them as "train/reward" and "eval/reward". What TRL has no
-metric for keeps our name. metrics.jsonl always has ours. Only numbers that mean the same are given the same name; where a
-definition differs in a detail, the table in docs/how-to/trackers.md says in which.
+TRL logs "reward" and "eval_reward"; the trackers of transformers show them as "train/reward" and "eval/reward". A metric that TRL
+does not have keeps its name, and metrics.jsonl always has our names. Only numbers with the same meaning share a name; where a
+definition differs in a detail, the table in docs/how-to/trackers.md describes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-NAMES = {
+TRL_NAMES = {
     "train/lr": "train/learning_rate",
     "reward/mean": "train/reward",
     "reward/std": "train/reward_std",
@@ -35,28 +35,28 @@ NAMES = {
     "eval/tokens_mean": "eval/completions/mean_length",
     "eval/truncated_fraction": "eval/completions/clipped_ratio",
 }
-"""Ours to TRL's. train/loss, train/grad_norm, train/entropy, eval/reward and eval/reward_std are the same in both."""
+"""Our names to TRL's. train/loss, train/grad_norm, train/entropy, eval/reward and eval/reward_std are the same in both."""
 
-PREFIXES = (
+TRL_PREFIXES = (
     ("reward/agent/", "reward/agent/", ""),
     ("reward_std/", "train/rewards/", "/std"),
     ("reward/", "train/rewards/", "/mean"),
     ("eval/reward/", "eval/rewards/", "/mean"),
     ("logged/", "train/", ""),
 )
-"""What begins so is a reward function's, or what it logged: the rest is its name."""
-OWN = ("reward/trained_mean",)
+"""(our prefix, TRL's prefix, TRL's suffix) of metrics of one reward function or logged by it; its name is in between."""
+UNTRANSLATED = ("reward/trained_mean",)
 
 
-def named(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics under the names of a dashboard."""
-    return {_name(name): value for name, value in values.items()}
+def to_trl_names(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics under TRL's names."""
+    return {_trl_name(name): value for name, value in values.items()}
 
 
-def _name(name: str) -> str:
-    if name in NAMES or name in OWN:
-        return NAMES.get(name, name)
-    for prefix, before, after in PREFIXES:
+def _trl_name(name: str) -> str:
+    if name in TRL_NAMES or name in UNTRANSLATED:
+        return TRL_NAMES.get(name, name)
+    for prefix, before, after in TRL_PREFIXES:
         if name.startswith(prefix):
             return f"{before}{name.removeprefix(prefix)}{after}"
     return name

@@ -1,8 +1,7 @@
-"""The embedded engine as an ``Engine`` and a ``Receiver``: its steps are one task of the event loop, which gives way to others
-after each.
+"""The embedded engine as an ``Engine`` and a ``Receiver``: one task of the event loop runs the core's steps.
 
-No threads: while a step computes, the loop waits. Calls are numbered, and the core knows a request by its number, so that an id
-may be used again as soon as its call was cancelled.
+The task yields to others after each step. There are no threads: while a step computes, the event loop waits. Calls are numbered,
+and the core knows a request by its number, so that an id may be used again as soon as its call was cancelled.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ import msgspec
 
 from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
-from corrente.engine.embedded.core import EmbeddedCore, Outcome
+from corrente.engine.embedded.core import EmbeddedCore, RequestOutcome
 from corrente.errors import GenerationError, SyncError
 from corrente.sync.base import Update
 from corrente.sync.kinds import transport_of_offer
 from corrente.sync.offers import Offer
 
-Fetch = Callable[[Offer], Awaitable[None]]
-"""Bring what is offered into its slot; see Receiver.receive."""
+FetchOffer = Callable[[Offer], Awaitable[None]]
+"""Fetches offered weights into their slot; see Receiver.receive."""
 
 
-class _Call:
+class _PendingCall:
     """A generate call that waits for its outcome."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.over = anyio.Event()
-        self.outcome: Outcome | None = None
+        self.done = anyio.Event()
+        self.outcome: RequestOutcome | None = None
 
 
-async def nothing_to_fetch(offer: Offer) -> None:
-    """Take offers whose bytes are in the slot already."""
+async def accept_in_place(offer: Offer) -> None:
+    """Accept offers whose bytes are in the slot already; SyncError for any other."""
     await anyio.lowlevel.checkpoint()
     if not transport_of_offer(offer).shares_memory:
         raise SyncError(
@@ -45,50 +44,54 @@ async def nothing_to_fetch(offer: Offer) -> None:
 
 
 class EmbeddedEngine:
-    """See Engine and Receiver. Whoever starts it runs ``run`` as a task; without it no call returns. ``fetch`` knows the
-    transports that write into the core's buffers."""
+    """Implements Engine and Receiver over an ``EmbeddedCore``. Run ``run`` as a task: without it no call returns.
 
-    def __init__(self, core: EmbeddedCore, *, fetch: Fetch = nothing_to_fetch) -> None:
+    ``fetch`` brings offered weights into the core's buffers.
+    """
+
+    def __init__(self, core: EmbeddedCore, *, fetch: FetchOffer = accept_in_place) -> None:
         self.core = core
         self._fetch = fetch
-        self._calls: dict[str, _Call] = {}
-        self._numbers = 0
-        self._work = anyio.Event()
-        self._moved = anyio.Event()
+        self._calls: dict[str, _PendingCall] = {}
+        self._call_count = 0
+        self._work_arrived = anyio.Event()
+        self._sequences_changed = anyio.Event()
 
-    async def run(self, *, rest: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint) -> None:
-        """Step while there is work, and ``rest`` after each; wait while there is none. Never returns. An error of the core is
-        an error of this task."""
+    async def run(self, *, after_step: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint) -> None:
+        """Step while there is work, and wait while there is none; never returns. Errors of the core end this task.
+
+        ``after_step`` is awaited after each step, so that other tasks run.
+        """
         while True:
             if self.core.idle:
-                self._work = anyio.Event()
-                await self._work.wait()
+                self._work_arrived = anyio.Event()
+                await self._work_arrived.wait()
             for number, outcome in self.core.step():
                 call = self._calls.pop(number, None)
                 if call is not None:
                     call.outcome = outcome
-                    call.over.set()
-            self._look()
-            await rest()
+                    call.done.set()
+            self._notify_slot_waiters()
+            await after_step()
 
-    def _look(self) -> None:
-        """Sequences may have ended: let those that wait for a slot look again."""
-        self._moved.set()
-        self._moved = anyio.Event()
+    def _notify_slot_waiters(self) -> None:
+        """Wake the tasks that wait for a slot, because sequences may have ended."""
+        self._sequences_changed.set()
+        self._sequences_changed = anyio.Event()
 
     async def generate(self, request: Request) -> Completion:
         await anyio.lowlevel.checkpoint()
-        self._numbers += 1
-        number = str(self._numbers)
+        self._call_count += 1
+        number = str(self._call_count)
         self.core.submit(msgspec.structs.replace(request, id=number))
-        call = self._calls[number] = _Call(request.id)
-        self._work.set()
+        call = self._calls[number] = _PendingCall(request.id)
+        self._work_arrived.set()
         try:
-            await call.over.wait()
+            await call.done.wait()
         finally:
             if self._calls.pop(number, None) is not None:
                 self.core.abort([number])
-                self._look()
+                self._notify_slot_waiters()
         assert call.outcome is not None
         if isinstance(call.outcome, GenerationError):
             raise call.outcome
@@ -99,44 +102,44 @@ class EmbeddedEngine:
         return self.core.score(tokens, top)
 
     async def abort(self, ids: Sequence[str]) -> None:
-        self.core.abort(list(self._named(ids)))
-        self._work.set()
-        self._look()
+        self.core.abort(list(self._calls_of(ids)))
+        self._work_arrived.set()
+        self._notify_slot_waiters()
         await anyio.lowlevel.checkpoint()
 
-    async def partials(self, ids: Sequence[str]) -> Mapping[str, Completion]:
+    async def partial_completions(self, ids: Sequence[str]) -> Mapping[str, Completion]:
         await anyio.lowlevel.checkpoint()
-        named = self._named(ids)
-        return {named[number]: partial for number, partial in self.core.partials(list(named)).items()}
+        named = self._calls_of(ids)
+        return {named[number]: partial for number, partial in self.core.partial_completions(list(named)).items()}
 
-    def _named(self, ids: Sequence[str]) -> dict[str, str]:
-        """The calls in flight for requests among ``ids``: number -> id."""
+    def _calls_of(self, ids: Sequence[str]) -> dict[str, str]:
+        """The calls in progress for requests among ``ids``, as call number -> request id."""
         wanted = set(ids)
         return {number: call.request_id for number, call in self._calls.items() if call.request_id in wanted}
 
     async def reserve(self, slot: int) -> None:
         await anyio.lowlevel.checkpoint()
-        while self._taken(slot):
-            await self._moved.wait()
+        while self._is_slot_in_use(slot):
+            await self._sequences_changed.wait()
 
     async def receive(self, offer: Offer) -> None:
         held = self.core.stats().version
         if offer.base is not None and offer.base != held:
             raise SyncError(f"version {offer.version} changes version {offer.base}, but the engine holds {held}")
-        if not transport_of_offer(offer).shares_memory and self._taken(offer.slot):
+        if not transport_of_offer(offer).shares_memory and self._is_slot_in_use(offer.slot):
             raise SyncError(f"version {offer.version} is offered for slot {offer.slot}, which sequences sample from")
         await self._fetch(offer)
 
-    def _taken(self, slot: int) -> bool:
+    def _is_slot_in_use(self, slot: int) -> bool:
         """True while live sequences sample from ``slot``; SyncError when the next request would. An only slot is free at once:
         the core samples nothing until it is given other weights."""
         if self.core.slots == 1:
             self.core.pause()
             return False
-        held = self.core.held
-        if held is not None and held.slot == slot:
-            raise SyncError(f"slot {slot} holds version {held.version}, the newest: write to the other one")
-        return not self.core.vacant(slot)
+        newest = self.core.newest_update
+        if newest is not None and newest.slot == slot:
+            raise SyncError(f"slot {slot} holds version {newest.version}, the newest: write to the other one")
+        return not self.core.is_slot_free(slot)
 
     async def held(self) -> int | None:
         version = (await self.stats()).version
@@ -149,7 +152,7 @@ class EmbeddedEngine:
         await anyio.lowlevel.checkpoint()
         start_s = time.perf_counter()
         self.core.apply(update, mode)
-        self._look()
+        self._notify_slot_waiters()
         return time.perf_counter() - start_s
 
     async def stats(self) -> EngineStats:

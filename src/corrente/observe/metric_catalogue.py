@@ -1,13 +1,13 @@
-"""Every metric a run writes: its name, unit, how it is combined, and what it means. docs/reference/metrics.md is made of this.
+"""Every metric a run writes: its name, unit, reduction and meaning. docs/reference/metrics.md is generated from this.
 
-How a number is combined over the parts of a step (micro-batches, workers, tokens or episodes of unequal count):
+The reduction over the parts of a step (micro-batches, workers, tokens or episodes of unequal count):
 
     mean     weighted by what it is a mean of            sum      added
     max      the largest                                 last     the state at the moment of the report
     derived  made of others after they were combined
 
 In a name <b> is a bucket of lag (0, 1, 2, 3-4, 5+ versions), and any other word in <> is named by the run: a reward function, a
-scorer, a source of prompts. Means of tokens are over those that were trained, unless something else is said.
+scorer, a source of prompts. Means over tokens are over the trained ones unless the meaning says otherwise.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Literal
 
 import msgspec
 
-from corrente.data.age import BUCKETS
+from corrente.data.age import LAG_BUCKETS
 
 Combined = Literal["mean", "sum", "min", "max", "last", "derived"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One row of the page. ``unit`` is empty for a number without one."""
+    """One metric. ``unit`` is empty for a number without one; <words> in ``name`` stand for names of the run."""
 
     name: str
     unit: str
@@ -31,18 +31,18 @@ class Metric(msgspec.Struct, frozen=True):
     meaning: str
 
     def matches(self, name: str) -> bool:
-        return _pattern(self.name).fullmatch(name) is not None
+        return _name_pattern(self.name).fullmatch(name) is not None
 
 
-def find(name: str) -> Metric | None:
-    """What is said of a metric; None where nothing is."""
+def find_metric(name: str) -> Metric | None:
+    """The entry of a metric, by the name that a run wrote; None where there is none."""
     rows = [row for _, area in AREAS for row in area]
     exact = next((row for row in rows if row.name == name), None)
     return exact or next((row for row in rows if row.matches(name)), None)
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    bucket = "|".join(re.escape(bucket) for bucket, _, _ in BUCKETS)
+def _name_pattern(name: str) -> re.Pattern[str]:
+    bucket = "|".join(re.escape(bucket) for bucket, _, _ in LAG_BUCKETS)
     parts = re.split(r"(<\w+>)", name)
     return re.compile(
         "".join(
@@ -51,11 +51,11 @@ def _pattern(name: str) -> re.Pattern[str]:
     )
 
 
-def _of_lag(what: str, unit: str, combined: Combined, meaning: str) -> Metric:
+def _lag_metric(what: str, unit: str, combined: Combined, meaning: str) -> Metric:
     return Metric(f"lag<b>/{what}", unit, combined, meaning)
 
 
-def _mismatch(area: str, of: str) -> tuple[Metric, ...]:
+def _mismatch_metrics(area: str, of: str) -> tuple[Metric, ...]:
     return (
         Metric(f"{area}/tokens", "tokens", "sum", of),
         Metric(
@@ -112,7 +112,7 @@ TRAIN = (
     Metric(
         "train/entropy", "nats", "mean", "of the current policy where a token was drawn, at the sampling temperature"
     ),
-    Metric("distill/tokens", "tokens", "sum", "that a teacher says something of; with distill.loss"),
+    Metric("distill/tokens", "tokens", "sum", "with log-probs of a teacher; with distill.loss"),
     Metric("distill/reverse_kl", "nats", "mean", "log policy - log teacher over them"),
     Metric("distill/reverse_kl_k3", "nats", "mean", "the same by k3, which is never negative"),
 )
@@ -124,24 +124,29 @@ LAG = (
     Metric("lag/max", "versions", "max", "the oldest trained token"),
     Metric("lag/bound", "versions", "last", "what lag/max cannot exceed; left out where nothing bounds it"),
     Metric("lag/withheld_fraction", "fraction", "mean", "sampled tokens too old to be trained on; with staleness.mask"),
-    _of_lag("tokens", "tokens", "sum", "trained tokens of this lag; a bucket without any is left out"),
-    _of_lag("ratio_mean", "", "mean", "as ratio/mean, of this lag"),
-    _of_lag("ratio_max", "", "max", "as ratio/max"),
-    _of_lag("ess", "fraction", "derived", "as ratio/ess"),
-    _of_lag("kl_k3", "nats", "mean", "as kl/behaviour_k3"),
-    _of_lag("clip_fraction", "fraction", "mean", "as train/clip_fraction"),
-    _of_lag("rejected_fraction", "fraction", "mean", "as train/rejected_fraction"),
-    _of_lag("rejected_sequence_fraction", "fraction", "mean", "as train/rejected_sequence_fraction"),
-    _of_lag("withheld_fraction", "fraction", "mean", "as lag/withheld_fraction"),
-    _of_lag("entropy", "nats", "mean", "as train/entropy"),
+    _lag_metric("tokens", "tokens", "sum", "trained tokens of this lag; a bucket without any is left out"),
+    _lag_metric("ratio_mean", "", "mean", "as ratio/mean, of this lag"),
+    _lag_metric("ratio_max", "", "max", "as ratio/max"),
+    _lag_metric("ess", "fraction", "derived", "as ratio/ess"),
+    _lag_metric("kl_k3", "nats", "mean", "as kl/behaviour_k3"),
+    _lag_metric("clip_fraction", "fraction", "mean", "as train/clip_fraction"),
+    _lag_metric("rejected_fraction", "fraction", "mean", "as train/rejected_fraction"),
+    _lag_metric("rejected_sequence_fraction", "fraction", "mean", "as train/rejected_sequence_fraction"),
+    _lag_metric("withheld_fraction", "fraction", "mean", "as lag/withheld_fraction"),
+    _lag_metric("entropy", "nats", "mean", "as train/entropy"),
 )
 
 MISMATCH = (
-    *_mismatch(
-        "mismatch", "trained tokens that the very weights of the step sampled; only in the first step of a version"
+    *_mismatch_metrics(
+        "mismatch", "trained tokens sampled by exactly the weights of the step; only in the first step of a version"
     ),
-    *_mismatch("mismatch_clean", "those whose completion is of these weights from its first token on: numerics alone"),
-    *_mismatch("mismatch_mixed", "the others; above mismatch_clean by what keys and values of older weights do (swap)"),
+    *_mismatch_metrics(
+        "mismatch_clean", "those whose completion is of these weights from its first token on: numerics alone"
+    ),
+    *_mismatch_metrics(
+        "mismatch_mixed",
+        "the others; larger than mismatch_clean by the effect of keys and values of older weights (swap)",
+    ),
 )
 
 SAMPLES = (
@@ -166,11 +171,11 @@ SAMPLES = (
     Metric("completion/truncated_fraction", "fraction", "mean", "episodes cut off by the budget"),
     Metric("env/turns", "turns", "mean", "of the policy in an episode"),
     Metric("env/forks", "", "mean", "times that a conversation was rendered anew, in an episode"),
-    Metric("env/<number>", "", "mean", "what environments say in their info, by episode"),
+    Metric("env/<number>", "", "mean", "numbers in the info of environments, by episode"),
     Metric("tools/calls", "calls", "mean", "of tools in an episode"),
     Metric("tools/failures", "calls", "mean", "of those that were answered with an error"),
     Metric("tools/<fault>", "calls", "mean", "of those: malformed, unknown, raised, late"),
-    Metric("logged/<name>", "", "mean", "what reward functions log themselves"),
+    Metric("logged/<name>", "", "mean", "values that reward functions log"),
 )
 
 EVAL = (
@@ -236,7 +241,7 @@ FLOW = (
     Metric("publish/deliver_s", "s", "last", "that its delivery took, beside the learner's next step"),
     Metric("publish/bandwidth_gb_s", "GB/s", "last", "of the whole of it"),
     Metric("publish/pause_ms", "ms", "last", "the engine paused at the flip"),
-    Metric("publish/whole", "", "last", "1: every weight was shipped, 0: what changed"),
+    Metric("publish/whole", "", "last", "1: every weight was sent, 0: the changed ones only"),
     Metric("publish/follower_missed", "versions", "last", "that did not reach the self-teacher, since the start"),
     Metric(
         "publish/follower_wait_s",
@@ -244,7 +249,7 @@ FLOW = (
         "last",
         "that the last delivery waited for the self-teacher to fetch the live version",
     ),
-    Metric("publish/<what>", "", "last", "what a transport adds of its own"),
+    Metric("publish/<what>", "", "last", "further numbers of one transport"),
     Metric("score/<scorer>_<what>", "", "last", "queue, latency and failures of one scorer"),
 )
 
