@@ -17,7 +17,7 @@ PUBLIC = {
     "controller.plan": "Plan",
     "controller.snapshot": "Snapshot Unfinished",
     "controller.pipeline": "Pipeline run",
-    "entrypoints.assemble": "build_buffer build_inflight build_staleness derive_plan eval_sampling open_parts",
+    "entrypoints.assemble": "build_buffer build_inflight derive_plan eval_sampling open_parts",
     "entrypoints.train": "run_training",
     "entrypoints.evaluate": "config_of_checkpoint config_of_model run_evaluation",
     "entrypoints.inputs": "RunInputs",

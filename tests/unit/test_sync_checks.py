@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from corrente import config as c
+from corrente.config import schema
 from corrente.errors import ConfigError
 from corrente.sync.checks import TRANSPORTS, check
 
@@ -15,7 +16,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_table_knows_every_transport():
     sections = (c.Inproc, c.Shm, c.Disk, c.Http, c.Collective, c.VllmNccl, c.CudaIpc)
     kinds = {kind for allowed in TRANSPORTS.values() for kind in allowed}
-    assert kinds == {section.__struct_config__.tag for section in sections}
+    assert kinds == {schema.kind_of(section) for section in sections}
 
 
 @pytest.mark.parametrize("sync", [c.Shm(), c.Disk(payload="delta"), c.Http(), c.Http(host="::1"), c.Collective()])

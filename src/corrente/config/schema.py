@@ -53,13 +53,12 @@ def sections() -> dict[str, tuple[type[msgspec.Struct], ...]]:
 
 def kinds(section: str) -> dict[str, type[msgspec.Struct]]:
     """``kind`` -> class; empty for a section that has no kind."""
-    tagged = ((cls.__struct_config__.tag, cls) for cls in sections()[section])
-    return {str(tag): cls for tag, cls in tagged if tag is not None}
+    return {kind: cls for cls in sections()[section] if (kind := kind_of(cls))}
 
 
-def kind_of(section: msgspec.Struct) -> str:
-    """The kind of a section of a config; empty when it has none."""
-    tag = type(section).__struct_config__.tag
+def kind_of(section: msgspec.Struct | type[msgspec.Struct]) -> str:
+    """The kind of a section of a config, or of its class; empty when it has none."""
+    tag = section.__struct_config__.tag
     return "" if tag is None else str(tag)
 
 
@@ -108,7 +107,7 @@ def tables(hint: Any) -> dict[str, type[msgspec.Struct]]:
     classes = [
         cls for item in items for cls in _members(item) if isinstance(cls, type) and issubclass(cls, msgspec.Struct)
     ]
-    return {str(cls.__struct_config__.tag): cls for cls in classes}
+    return {kind_of(cls): cls for cls in classes}
 
 
 def optional(hint: Any) -> bool:

@@ -70,17 +70,17 @@ def config_of_model(config: RunConfig, folder: Path) -> RunConfig:
 
 
 async def run_evaluation(
-    config: RunConfig, *, given: RunInputs = NO_INPUTS, sinks: Sequence[Sink] = (), step: int = 0, version: int = 0
+    config: RunConfig, *, inputs: RunInputs = NO_INPUTS, sinks: Sequence[Sink] = (), step: int = 0, version: int = 0
 ) -> Evaluation:
     """Play the held-out prompts of ``config`` with its weights, as ``eval`` says, and return what came of it.
 
-    ``given`` replaces what the config says. ``step`` and ``version`` are labels. What an evaluation loses is counted in it; an
+    ``inputs`` replace what the config names. ``step`` and ``version`` are labels. What an evaluation loses is counted in it; an
     engine that cannot work raises PipelineError. ConfigError: there is nothing to evaluate on.
     """
     with tempfile.TemporaryDirectory(prefix="corrente-eval-") as aside:
         settings = _apart(config, aside)
         try:
-            async with open_parts(settings, sinks=sinks, given=given, learner=WEIGHTS) as parts:
+            async with open_parts(settings, sinks=sinks, inputs=inputs, learner=WEIGHTS) as parts:
                 if not parts.eval_prompts:
                     raise ConfigError(
                         "there are no held-out prompts: give prompts.eval_path, or a source of prompts that holds some out"

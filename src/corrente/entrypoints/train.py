@@ -13,10 +13,7 @@ from corrente.common.imports import load_object
 from corrente.config import RunConfig
 from corrente.controller import checkpoint_folder, pipeline
 from corrente.controller.parts import RunResult
-from corrente.entrypoints.assemble import (
-    CAUTIONS,
-    open_parts,
-)
+from corrente.entrypoints.assemble import open_parts
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.entrypoints.run_folder import run_folder_path
 from corrente.errors import CheckpointError, Interrupted, root_cause
@@ -29,13 +26,13 @@ async def run_training(
     *,
     sinks: Sequence[Sink] = (),
     resume: bool = False,
-    given: RunInputs = NO_INPUTS,
+    inputs: RunInputs = NO_INPUTS,
     signals: bool = True,
     stop: anyio.Event | None = None,
 ) -> RunResult:
     """Run ``config`` to its end in its run folder. ``resume``: go on from the newest complete checkpoint there.
 
-    ``given`` replaces what the config says. Once ``stop`` is set the run ends at the next version, with a checkpoint.
+    ``inputs`` replace what the config names. Once ``stop`` is set the run ends at the next version, with a checkpoint.
     With ``signals``, the first SIGINT, SIGTERM or SIGHUP stops the run at the next version, with a checkpoint; the second, or one
     before everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the model's files
     could tell.
@@ -51,9 +48,9 @@ async def run_training(
         async with anyio.create_task_group() as tasks:
             if signals:
                 tasks.start_soon(_heed_signals, started, stop, Fanout(sinks))
-            for caution in load_object(CAUTIONS)(config):
+            for caution in load_object("corrente.adapters.checks:cautions")(config):
                 Fanout(sinks).event("warning", caution)
-            async with open_parts(config, sinks=sinks, folder=checkpoints, snapshot=snapshot, given=given) as parts:
+            async with open_parts(config, sinks=sinks, folder=checkpoints, snapshot=snapshot, inputs=inputs) as parts:
                 if newest:
                     await parts.learner.load(newest / checkpoint_folder.LEARNER)
                 if snapshot:

@@ -7,7 +7,7 @@ blocks the loop until it is done. So nothing overlaps, and a run is the same for
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,10 @@ class InlineTeacher:
 
 
 class InlineRuntime:
-    """``engine`` and ``learner`` build the cores from a config."""
+    """``engine`` and ``learner`` are dotted paths of the functions that build the cores from a config."""
 
     def __init__(
-        self,
-        *,
-        engine: Callable[[RunConfig], cores.EngineCore] = cores.engine,
-        learner: Callable[[RunConfig], cores.LearnerCore] = cores.learner,
+        self, *, engine: str = "corrente.runtime.cores:engine", learner: str = "corrente.runtime.cores:learner"
     ) -> None:
         self._engine, self._learner = engine, learner
 
@@ -104,7 +101,7 @@ class InlineRuntime:
         asked = config.runtime.threads if isinstance(config.runtime, Inline) else 0
         torch.set_num_threads(asked or len(available_cpus()))
         try:
-            core, learner = self._engine(config), self._learner(config)
+            core, learner = load_object(self._engine)(config), load_object(self._learner)(config)
             engine = load_object("corrente.engine.embedded.driver:EmbeddedEngine")(core)
             buffers = load_object("corrente.sync.inproc:allocate")(core.layout(), device=core.device)
             core.attach(buffers)
@@ -126,6 +123,6 @@ class InlineRuntime:
     def _teacher(self, config: RunConfig, buffers: Any) -> InlineTeacher | None:
         if self_teacher(config) is None:
             return None
-        core, (lag, temperature) = self._engine(as_teacher(config)), terms(config)
+        core, (lag, temperature) = load_object(self._engine)(as_teacher(config)), terms(config)
         ring = load_object("corrente.sync.ring:Ring")(core.layout(), lag=lag, shared=buffers, device=core.device)
         return InlineTeacher(core, ring, temperature=temperature)

@@ -93,7 +93,7 @@ class Trainer(Callbacks, Scripting):
         weakref.finalize(self, self._bench.remove)
         self._rewards = bring.rewards(reward_funcs, reward_processing_classes, self.args.reward_weights, self._bench)
         self.reward_funcs = list(self._rewards.functions)
-        self._given = RunInputs(
+        self._inputs = RunInputs(
             reward_functions=self._rewards.functions,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -164,7 +164,7 @@ class Trainer(Callbacks, Scripting):
             self._hand(None)  # the learner has it
             return run(
                 lambda signals: run_training(
-                    config, sinks=sinks, resume=start is not None, given=self._given, signals=signals, stop=stop
+                    config, sinks=sinks, resume=start is not None, inputs=self._inputs, signals=signals, stop=stop
                 ),
                 stop=stop,
             )
@@ -184,14 +184,14 @@ class Trainer(Callbacks, Scripting):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ConfigError("evaluate: there is no eval_dataset; give one here, or to the trainer")
-        given = msgspec.structs.replace(self._given, eval_dataset=dataset)
+        inputs = msgspec.structs.replace(self._inputs, eval_dataset=dataset)
         rows = bring.rows(dataset) or self._config.eval.prompts
         self._put_model()
         config = msgspec.structs.replace(self._config, eval=msgspec.structs.replace(self._config.eval, prompts=rows))
         config = self._with_weights(config, self._trained)
         step, steps = self.state.global_step, count(self.args, self._facts(config.model.path))
         version = step // (steps.updates * steps.per_version)
-        found = run(lambda _: run_evaluation(config, given=given, step=step, version=version))
+        found = run(lambda _: run_evaluation(config, inputs=inputs, step=step, version=version))
         if lost := int(found.metrics["eval/lost"]):
             told = f"{lost} completions were lost; the first: {found.error}"
             if not found.metrics["eval/episodes"]:
@@ -272,17 +272,17 @@ class Trainer(Callbacks, Scripting):
             raise ConfigError("train_dataset: give one; a list of dicts with a 'prompt' in each will do")
         config = translate(self.args, self._facts(model))
         try:
-            check_config(config, self._given)
+            check_config(config, self._inputs)
         except ConfigError as error:
             raise explained(error, self.args) from None
         return config
 
     def _env_tables(self) -> dict[str, Any]:
         turns = self.args.max_tool_calling_iterations
-        if not self._given.tools and self._given.environment_factory is None:
+        if not self._inputs.tools and self._inputs.environment_factory is None:
             return {}
         return {
-            "env.kind": "tools" if self._given.environment_factory is None else "environment",
+            "env.kind": "tools" if self._inputs.environment_factory is None else "environment",
             "env.max_turns": bring.MANY if turns is None else turns + 1,
             "env.max_total_tokens": self.args.max_completion_length,
         }

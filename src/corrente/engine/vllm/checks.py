@@ -19,6 +19,7 @@ from corrente.config import (
     Shm,
     Vllm,
     VllmNccl,
+    schema,
 )
 from corrente.engine.vllm import environment
 from corrente.errors import ConfigError
@@ -74,7 +75,7 @@ def _check_kept(config: RunConfig, *, on_cpu: bool) -> None:
 
 def _check_inflight(config: RunConfig) -> None:
     """A server has one set of weights, which every request samples from, but each request its own adapter, to its end."""
-    kind = config.inflight.__struct_config__.tag
+    kind = schema.kind_of(config.inflight)
     if not isinstance(config.adapters, Lora):
         if isinstance(config.inflight, OldWeights):
             raise ConfigError(
