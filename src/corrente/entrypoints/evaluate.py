@@ -22,10 +22,10 @@ from corrente import config as c
 from corrente.config import RunConfig
 from corrente.controller.checkpoint_folder import LEARNER
 from corrente.controller.evaluator import Evaluation, Evaluator
-from corrente.controller.journal import Journal
 from corrente.controller.parts import Parts
 from corrente.controller.publisher import Publisher
 from corrente.controller.request_gate import RequestGate
+from corrente.controller.run_state import RunState
 from corrente.controller.watchdog import watch
 from corrente.entrypoints.assemble import open_parts
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
@@ -91,14 +91,14 @@ async def run_evaluation(
 
 
 async def _evaluate(parts: Parts, *, step: int, version: int) -> Evaluation:
-    journal, valve = Journal(parts.sink), RequestGate(parts.engine.abort)
-    publisher = Publisher(parts, valve=valve, journal=journal)
-    evaluator = Evaluator(parts, valve=valve, journal=journal)
-    evaluator.hurry()
+    state, gate = RunState(parts), RequestGate(parts.engine.abort)
+    publisher = Publisher(parts, valve=gate, journal=state.journal)
+    evaluator = Evaluator(parts, state, gate=gate)
+    evaluator.use_whole_engine()
     evaluation: Evaluation | None = None
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch, journal, parts)
+            tasks.start_soon(watch, state.journal, parts)
             await publisher.land(await publisher.stage(version))
             evaluation = await evaluator.run(step=step, version=version)
             tasks.cancel_scope.cancel()

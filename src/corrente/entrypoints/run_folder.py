@@ -23,6 +23,7 @@ import msgspec
 from corrente.config import RunConfig, schema
 from corrente.config.load import dump_config, load_config, parse_config
 from corrente.controller import checkpoint_folder
+from corrente.data.checkpoint_names import CHECKPOINTS
 from corrente.errors import ConfigError
 from corrente.observe import jsonl
 
@@ -78,7 +79,7 @@ def reopen(config: RunConfig) -> Path:
 def keep(folder: Path, config: RunConfig) -> None:
     """Record the settings a resumed run goes on with, and take back what was recorded after the checkpoint it goes on from."""
     _write(folder, config)
-    newest = checkpoint_folder.latest(folder / "checkpoints")
+    newest = checkpoint_folder.latest(folder / CHECKPOINTS)
     if newest is None:
         return
     snapshot = checkpoint_folder.read(newest)

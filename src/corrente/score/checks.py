@@ -14,6 +14,7 @@ import msgspec
 from corrente.common import tls
 from corrente.config import RunConfig
 from corrente.config import rewards as s
+from corrente.data.checkpoint_names import CHECKPOINTS, step_of_checkpoint
 from corrente.errors import ConfigError
 from corrente.score.build import names
 from corrente.score.functions import members
@@ -111,10 +112,12 @@ def _scorer(where: str, scorer: s.ScorerConfig) -> None:
 
 def _of_run(path: str) -> str:
     """What can be said of a path into a run's checkpoints that is not there."""
-    run, within, _ = path.partition("/checkpoints/")
+    run, within, _ = path.partition(f"/{CHECKPOINTS}/")
     if not within:
         return ""
-    found = sorted(place.name for place in Path(run, "checkpoints").glob("step-*"))
+    found = sorted(
+        place.name for place in Path(run, CHECKPOINTS).glob("*") if step_of_checkpoint(place.name) is not None
+    )
     return f" ({run} has {', '.join(found)})" if found else f" ({run} has no checkpoint: train it first)"
 
 

@@ -23,8 +23,8 @@ import anyio
 import msgspec
 
 from corrente.config import Full, RunConfig
-from corrente.controller import checkpoint_folder
 from corrente.controller.parts import RunResult
+from corrente.data.checkpoint_names import LEARNER
 from corrente.entrypoints import run_folder
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.evaluate import run_evaluation
@@ -308,7 +308,7 @@ class Trainer(Callbacks, Scripting):
 
     def _keep(self, outcome: RunResult) -> None:
         if outcome.checkpoint is not None:
-            self._trained = outcome.checkpoint / checkpoint_folder.LEARNER
+            self._trained = outcome.checkpoint / LEARNER
         if self._loaded is not None or not isinstance(self._given_model, str | Path):
             self._loaded = weights.load(self._weights(), self._given_model, self._model_path)
         self._hand(self._here)
