@@ -15,7 +15,8 @@ from tests.e2e.tiny import answer_fraction, tiny_config
 from corrente.config.load import dump_config, load_config
 from corrente.controller import checkpoint_folder
 from corrente.entrypoints.checks import check_config
-from corrente.entrypoints.evaluate import config_of_checkpoint, config_of_model, run_evaluation
+from corrente.entrypoints.eval_target import config_of_checkpoint, config_of_model
+from corrente.entrypoints.evaluate import run_evaluation
 from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.run_folder import CONFIG, run_folder_path
 from corrente.entrypoints.train import run_training

@@ -41,6 +41,10 @@ class Summary:
         self._may_run_ahead = may_run_ahead
         self.step = 0
         self.warnings = 0
+        self.last_step: dict[str, float] = {}
+        """The metrics of the last step."""
+        self.first_evaluation: dict[str, float] = {}
+        self.last_evaluation: dict[str, float] = {}
 
     def replay(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Count records read from metrics.jsonl."""
@@ -50,6 +54,11 @@ class Summary:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.step = max(self.step, step)
+        evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
+        if evaluation:
+            self.first_evaluation, self.last_evaluation = self.first_evaluation or evaluation, evaluation
+        if len(evaluation) < len(values):
+            self.last_step = {name: value for name, value in values.items() if name not in evaluation}
         for name, reductions in REDUCTIONS.items():
             if name in values:
                 for how in reductions:
@@ -66,6 +75,11 @@ class Summary:
 
     def close(self) -> None:
         pass
+
+    @property
+    def samples(self) -> int:
+        """Episodes that were trained on."""
+        return int(self._kept.value("samples/trained sum") or 0)
 
     def lines(self, *, ended: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
         """Label and text, line by line; what was never measured is left out."""

@@ -70,7 +70,7 @@ class Builder:
 
 def build(config: RunConfig, encode: Encode, *, chat: ChatEncoder | None = None, brought: Any = None) -> Prompts:
     """The training prompts. ``brought``: a dataset in place of what ``config.prompts`` names, whose order and epochs it gets."""
-    builder, section = Builder(config, encode, chat=chat), _section(config, brought)
+    builder, section = Builder(config, encode, chat=chat), prompts_section(config, brought)
     if not isinstance(section, Mixture):
         return builder.source(section, brought)
     parts = [
@@ -92,7 +92,7 @@ def build_eval(
     mixture, and of several datasets ``brought`` under names, each has an equal share."""
     if not config.eval.every:
         return ()
-    builder, section = Builder(config, encode, chat=chat), _section(config, brought)
+    builder, section = Builder(config, encode, chat=chat), prompts_section(config, brought)
     if isinstance(brought, Mapping) and brought:
         parts = [(str(name), section, dataset_) for name, dataset_ in brought.items()]
     elif brought is None and config.eval.sources:
@@ -127,8 +127,8 @@ def _drawn(section: Drawn) -> tuple[Any, Any]:
     return next(makers for kind, makers in DRAWN.items() if isinstance(section, kind))
 
 
-def _section(config: RunConfig, brought: Any) -> Any:
-    """The section, or, with a dataset that was brought, the knobs of one that has them."""
+def prompts_section(config: RunConfig, brought: Any) -> Any:
+    """The section, or with a dataset that was ``brought`` its settings: ``prompts`` of kind given, in order and epochs."""
     section = config.prompts
     if brought is None or isinstance(section, GivenRows):
         return section

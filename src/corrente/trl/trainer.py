@@ -26,6 +26,7 @@ from corrente.config import Full, RunConfig
 from corrente.controller.parts import RunResult
 from corrente.data.checkpoint_names import LEARNER
 from corrente.entrypoints import run_folder
+from corrente.entrypoints.blocking import run_blocking
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.evaluate import run_evaluation
 from corrente.entrypoints.inputs import RunInputs
@@ -41,7 +42,6 @@ from corrente.trl import bring, resuming, weights
 from corrente.trl.callbacks import Callbacks
 from corrente.trl.config import Arguments, AsyncGRPOConfig, GRPOConfig
 from corrente.trl.logs import evaluated
-from corrente.trl.running import run
 from corrente.trl.scripting import Scripting
 from corrente.trl.translate import Facts, count, explained, translate
 from corrente.trl.watching import Watcher
@@ -162,7 +162,7 @@ class Trainer(Callbacks, Scripting):
             self._call("on_step_begin")
             sinks += [*open_trackers(config, folder, done=step_of(start) if start else 0), watcher]
             self._hand(None)  # the learner has it
-            return run(
+            return run_blocking(
                 lambda signals: run_training(
                     config, sinks=sinks, resume=start is not None, inputs=self._inputs, signals=signals, stop=stop
                 ),
@@ -191,7 +191,7 @@ class Trainer(Callbacks, Scripting):
         config = self._with_weights(config, self._trained)
         step, steps = self.state.global_step, count(self.args, self._facts(config.model.path))
         version = step // (steps.updates * steps.per_version)
-        found = run(lambda _: run_evaluation(config, inputs=inputs, step=step, version=version))
+        found = run_blocking(lambda _: run_evaluation(config, inputs=inputs, step=step, version=version))
         if lost := int(found.metrics["eval/lost"]):
             told = f"{lost} completions were lost; the first: {found.error}"
             if not found.metrics["eval/episodes"]:
