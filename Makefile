@@ -23,7 +23,7 @@ TRL_READY := $(if $(CORRENTE_TRL_PYTHON),,$(TRL)/.ready)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := src tests benchmarks
+SOURCES := src tests benchmarks examples
 
 .PHONY: help demo venv dev model vllm trl test test-slow test-vllm test-trl test-all format lint types imports check clean
 .DEFAULT_GOAL := help

@@ -49,10 +49,10 @@ def evaluate(
 ) -> Evaluation:
     """Play held-out prompts with the weights of ``target`` and return the numbers, as `corrente eval` does.
 
-    ``target``: the folder of a run, whose newest checkpoint is evaluated, or ``checkpoint``, such as "step-000050"; a config file,
-    or a RunConfig, whose ``model.path`` is. ``model``: evaluate this directory, a model or a peft adapter, with the settings of
-    ``target``. ``overrides``: ``key=value`` for the config in a file. ``out``: a file to which the result is added as a line of
-    JSON; that of a run is added to RUN/eval.jsonl without it. ``inputs`` replace what the config names.
+    ``target``: the folder of a run, of which the newest checkpoint is evaluated, or ``checkpoint``, such as "step-000050"; or a
+    config file or RunConfig, of which ``model.path`` is. ``model``: evaluate this directory, a model or a peft adapter, with the
+    settings of ``target``. ``overrides``: ``key=value`` for the config in a file. ``out``: a file to which the result is added as
+    a line of JSON; by default RUN/eval.jsonl for a run, none otherwise. ``inputs`` replace what the config names.
 
     Raises ConfigError for a wrong setting, and PipelineError when the engine cannot work or every sample was lost.
     """

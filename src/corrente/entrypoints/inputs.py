@@ -1,7 +1,7 @@
 """Objects that a program hands over in place of what a config can only name.
 
 A config that was read from a file is complete without them. ``train``, ``evaluate`` and the trainers of ``corrente.trl`` take
-functions, datasets and environments; ``assemble`` passes each to the stage it belongs to, where it replaces what the config names.
+functions, datasets and environments; ``assemble`` passes each to its stage, where it replaces what the config names.
 """
 
 from __future__ import annotations

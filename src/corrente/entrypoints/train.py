@@ -52,8 +52,9 @@ def train(
     ``sinks`` are told what the run's files are told. ``console``: a live table is shown there; None: nothing is printed.
 
     It may be called from a script, from a thread, and where an event loop runs already, as in a notebook. Ctrl-C, in the main
-    thread, stops the run at the next version with a checkpoint (``ended`` is "stopped" then); the second one raises Interrupted,
-    or in a notebook KeyboardInterrupt. Raises ConfigError before anything is written, and PipelineError when the run cannot go on.
+    thread, stops the run at the next version with a checkpoint (``ended`` is "stopped" then); a second one raises Interrupted, or
+    in a notebook KeyboardInterrupt. Raises ConfigError, before anything is written where the config alone is wrong, and
+    PipelineError when the run cannot go on.
     """
     check_config(config, inputs)
     model_cache.resolve(config.model.path)  # a model that is not there costs no folder

@@ -30,7 +30,7 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     counts: Mapping[str, int]
     """Groups per outcome: trained, filtered, failed, stale, cancelled."""
     metrics: Mapping[str, float]
-    """The metrics of the last step; empty when none was taken."""
+    """The newest value of each metric of a step; empty when no step was taken."""
     eval_before: Mapping[str, float]
     """The metrics of the first evaluation, under ``eval/``; empty when there was none."""
     eval_after: Mapping[str, float]
@@ -69,7 +69,7 @@ def train_result(result: RunResult, summary: Summary, folder: Path) -> TrainResu
         samples=summary.samples,
         elapsed_s=result.elapsed_s,
         counts=result.counts,
-        metrics=summary.last_step,
+        metrics=summary.latest,
         eval_before=summary.first_evaluation,
         eval_after=summary.last_evaluation,
         folder=folder,

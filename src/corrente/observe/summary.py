@@ -41,8 +41,8 @@ class Summary:
         self._may_run_ahead = may_run_ahead
         self.step = 0
         self.warnings = 0
-        self.last_step: dict[str, float] = {}
-        """The metrics of the last step."""
+        self.latest: dict[str, float] = {}
+        """The newest value of each metric of a step; a step does not report those it has no numbers for."""
         self.first_evaluation: dict[str, float] = {}
         self.last_evaluation: dict[str, float] = {}
 
@@ -57,8 +57,7 @@ class Summary:
         evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
         if evaluation:
             self.first_evaluation, self.last_evaluation = self.first_evaluation or evaluation, evaluation
-        if len(evaluation) < len(values):
-            self.last_step = {name: value for name, value in values.items() if name not in evaluation}
+        self.latest |= {name: value for name, value in values.items() if name not in evaluation}
         for name, reductions in REDUCTIONS.items():
             if name in values:
                 for how in reductions:
