@@ -42,7 +42,7 @@ from corrente.prompts.build import build, build_eval
 from corrente.prompts.tokenizer import Tokenizer
 from corrente.runtime import cores
 from corrente.score.functions import FunctionsScorer
-from corrente.score.resolve import resolve
+from corrente.score.resolve import resolve_function
 from corrente.sync import pack
 from corrente.sync.base import Update
 
@@ -58,7 +58,7 @@ class Loop:
         self.prompts = build(config, tokenizer.encode)
         self.held_out = build_eval(config, tokenizer.encode)
         self.algorithm = GroupedAlgorithm(config)
-        functions = [resolve(name) for name in config.reward.functions]
+        functions = [resolve_function(name) for name in config.reward.functions]
         self.scorer = FunctionsScorer(functions, weights=config.reward.weights, offload=_here)
         self.engine, self.learner = cores.engine(config), cores.learner(config)
         self.layout = self.engine.layout()

@@ -39,7 +39,7 @@ from corrente.data.types import Completion, Metrics, Prompt, Sampling
 from corrente.engine.base import EngineStats
 from corrente.entrypoints.assemble import open_parts
 from corrente.entrypoints.inputs import RunInputs
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate, PlayedEpisode
 from corrente.env.single import SingleTurnEnv
 from corrente.sim.distributions import generator
 from corrente.sync.base import Flip, Sync, Update
@@ -63,7 +63,7 @@ class LongTailed:
         self._long = SingleTurnEnv(Sampling(max_tokens=tokens * LONG))
         self.said: list[Completion] = []
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         env = self._long if generator(seed, "long").random() < SHARE else self._short
         played = await env.play(prompt, generate, key=key, group=group, seed=seed)
         self.said += [turn.completion for turn in played.turns if turn.completion is not None]

@@ -32,11 +32,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from corrente import config as c
+from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
 from corrente.data.types import Batch, Row
 from corrente.learner.core import TorchLearner
-from corrente.learner.model import Policy, load_model
-from corrente.learner.packing import as_tree, plan
+from corrente.learner.model import load_model
+from corrente.learner.packing import as_tree, plan_packs
+from corrente.learner.policy import Policy
 
 MEMBERS = 8
 
@@ -120,10 +122,12 @@ def plain_backward(model: Any, objective: PolicyObjective, batch: Batch) -> None
     mask = padded(batch.rows, "loss_mask", torch.bool)[:, 1:]
     weights = torch.as_tensor(objective.row_weights(batch), dtype=torch.float32)[:, None].expand(mask.shape)
     objective(
-        padded_logprobs(model, batch.rows)[mask],
-        behaviour_K=padded(batch.rows, "logprobs", torch.float32)[:, 1:][mask],
-        advantages_K=padded(batch.rows, "advantages", torch.float32)[:, 1:][mask],
-        weights_K=weights[mask],
+        Trained(
+            logprobs_K=padded_logprobs(model, batch.rows)[mask],
+            behaviour_K=padded(batch.rows, "logprobs", torch.float32)[:, 1:][mask],
+            advantages_K=padded(batch.rows, "advantages", torch.float32)[:, 1:][mask],
+            weights_K=weights[mask],
+        )
     ).total.backward()
 
 
@@ -137,10 +141,10 @@ def compare_gradients(model_dir: Path, batch: Batch, budget: int) -> float:
     plain_backward(plain, objective, batch)
     ours = load_model(model_dir, device="cpu")
     policy = Policy(ours)
-    for pack in plan(batch.rows, weights_R=objective.row_weights(batch), version=0, budget=budget):
+    for pack in plan_packs(batch.rows, weights_R=objective.row_weights(batch), version=0, budget=budget):
         names = ("behaviour_K", "advantages_K", "weights_K")
         tensors = {name: torch.as_tensor(getattr(pack, name), dtype=torch.float32) for name in names}
-        objective(policy.logprobs(pack)[0].logprobs_K, **tensors).total.backward()
+        objective(Trained(logprobs_K=policy(pack).logprobs_K, **tensors)).total.backward()
     pairs = [(a.grad, b.grad) for a, b in zip(plain.parameters(), ours.parameters(), strict=True)]
     off = sum(float((a - b).square().sum()) for a, b in pairs) / sum(float(a.square().sum()) for a, _ in pairs)
     return off**0.5
@@ -158,7 +162,7 @@ def needed_flops(model: Any, batch: Batch, budget: int) -> float:
     table = model.get_input_embeddings().weight.numel()
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     body = sum(p.numel() for p in model.parameters() if p.ndim >= 2) - table * (1 if tied else 2)
-    packs = plan(batch.rows, weights_R=np.ones(len(batch.rows)), version=0, budget=budget)
+    packs = plan_packs(batch.rows, weights_R=np.ones(len(batch.rows)), version=0, budget=budget)
     inputs = [as_tree(pack) for pack in packs]
     return 6.0 * sum(body * i.tokens.size + table * len(i.select_M) for i in inputs)
 

@@ -195,16 +195,7 @@ def learn(
         entropy_K=entropy[mask],
     )
     constants = objective.survey([part])[0] if objective.needs_survey else None
-    loss = objective(
-        part.logprobs_K,
-        behaviour_K=part.behaviour_K,
-        advantages_K=part.advantages_K,
-        weights_K=part.weights_K,
-        row_K=part.row_K,
-        lags_K=part.lags_K,
-        entropy_K=part.entropy_K,
-        constants=constants,
-    )
+    loss = objective(part, constants=constants)
     optimizer.zero_grad()
     loss.total.backward()
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))

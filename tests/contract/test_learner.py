@@ -13,25 +13,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from corrente.config import LearnerConfig, Model, RunConfig
-from corrente.data.types import Batch, Row
 from corrente.learner.core import TorchLearner
 from corrente.runtime.inline import InlineLearner
-from corrente.testing import LearnerCase, check_learner
+from corrente.testing import LearnerCase, check_learner, samples
 
 pytestmark = pytest.mark.slow
-
-
-def _row(group: int, advantage: float) -> Row:
-    mask = np.array([False] * 3 + [True] * 4)
-    return Row(
-        group=group,
-        tokens=np.arange(group, group + 7, dtype=np.int32),
-        loss_mask=mask,
-        logprobs=np.where(mask, np.float32(-2.5), np.float32(0)),
-        versions=np.zeros(7, np.int32),
-        advantages=np.where(mask, np.float32(advantage), np.float32(0)),
-    )
 
 
 def test_the_learner_keeps_the_contract(tmp_path: Path) -> None:
@@ -49,12 +35,13 @@ def test_the_learner_keeps_the_contract(tmp_path: Path) -> None:
     model, saved = tmp_path / "model", tmp_path / "saved"
     LlamaForCausalLM(shape).save_pretrained(model)
     saved.mkdir()
-    batch = Batch(step=0, version=0, rows=(_row(1, 1.0), _row(1, -1.0), _row(5, 0.5)), sequences=3, tokens=12)
-    nan = msgspec.structs.replace(batch.rows[0], logprobs=np.full(7, np.nan, np.float32))
+    rows = [samples.row(group=group, advantages=advantage) for group, advantage in ((1, 1.0), (1, -1.0), (5, 0.5))]
+    batch = samples.batch(rows=rows)
+    nan = samples.row(group=1, logprobs=np.nan)
 
     @asynccontextmanager
     async def make() -> AsyncGenerator[LearnerCase]:
-        core = TorchLearner(RunConfig(model=Model(path=str(model)), learner=LearnerConfig(lr=1e-2)))
+        core = TorchLearner(samples.config(model=model))
         yield LearnerCase(
             learner=InlineLearner(core),
             batch=batch,

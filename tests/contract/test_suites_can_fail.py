@@ -42,8 +42,8 @@ from corrente.testing import (
     check_staleness,
     check_sync,
     run_virtual,
+    samples,
 )
-from corrente.testing.samples import group, prompt
 
 
 class FreesAtTake(WindowBuffer):
@@ -217,7 +217,7 @@ def test_broken_engines_are_caught(broken, clause: str) -> None:
     assert clause in repr(caught.value)
 
 
-def test_a_sync_that_flips_engines_one_by_one_is_caught() -> None:
+def test_sync_that_flips_engines_one_by_one_is_caught() -> None:
     class OneByOne:
         def __init__(self, engines) -> None:
             self.engines = engines
@@ -267,13 +267,13 @@ def test_a_sync_that_flips_engines_one_by_one_is_caught() -> None:
         run_virtual(check_sync, make)
 
 
-def test_a_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
+def test_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
     class Restless(VirtualLearner):
         async def step(self, batch):
             self.state += 1
             return await super().step(batch)
 
-    batch = VirtualAlgorithm().batch([group(rewards=(0.0, 1.0))], step=0, version=0, oldest_trainable=[None])
+    batch = VirtualAlgorithm().batch([samples.group(rewards=(0.0, 1.0))], step=0, version=0, oldest_trainable=[None])
 
     @asynccontextmanager
     async def make() -> AsyncGenerator[LearnerCase]:
@@ -284,7 +284,7 @@ def test_a_learner_that_moves_on_nothing_is_caught(tmp_path) -> None:
         run_virtual(check_learner, make, tmp_path)
 
 
-def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
+def test_inflight_policy_that_breaks_its_promise_is_caught() -> None:
     class Twice(SwapPolicy):
         async def land(self, traffic, flip, *, version) -> None:
             await flip("swap")
@@ -338,7 +338,7 @@ def test_an_inflight_policy_that_breaks_its_promise_is_caught() -> None:
         assert clause in repr(caught.value)
 
 
-def test_a_staleness_policy_that_counts_calls_or_refuses_the_present_is_caught() -> None:
+def test_staleness_policy_that_counts_calls_or_refuses_the_present_is_caught() -> None:
     class Counts:
         def __init__(self) -> None:
             self.calls = 0
@@ -391,9 +391,9 @@ def test_envs_scorers_and_sinks_that_break_their_contracts_are_caught() -> None:
             values.clear()
 
     with pytest.raises(ContractError, match="exactly as sampled"):
-        run_virtual(check_env, Retokenises, prompt(1))
+        run_virtual(check_env, Retokenises, samples.prompt(id="0/1"))
     with pytest.raises((ContractError, ExceptionGroup)) as caught:
-        run_virtual(check_scorer, Shuffles, group(size=3))
+        run_virtual(check_scorer, Shuffles, samples.group(size=3))
     assert "same order" in repr(caught.value)
     with pytest.raises(ContractError, match="does not change"):
         check_sink(Edits)

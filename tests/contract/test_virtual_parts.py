@@ -37,8 +37,8 @@ from corrente.testing import (
     check_sink,
     check_sync,
     run_virtual,
+    samples,
 )
-from corrente.testing.samples import group, prompt
 
 
 def _engine(chaos: Chaos | None = None) -> VirtualEngine:
@@ -112,7 +112,7 @@ def test_virtual_sync_keeps_the_contract() -> None:
 
 
 def test_virtual_learner_keeps_the_contract(tmp_path: Path) -> None:
-    batch = VirtualAlgorithm().batch([group(rewards=(0.0, 1.0))], step=0, version=0, oldest_trainable=[None])
+    batch = VirtualAlgorithm().batch([samples.group(rewards=(0.0, 1.0))], step=0, version=0, oldest_trainable=[None])
 
     @asynccontextmanager
     async def make() -> AsyncGenerator[LearnerCase]:
@@ -130,11 +130,11 @@ def test_virtual_prompts_keep_the_contract(epochs: int) -> None:
 
 def test_virtual_env_keeps_the_contract() -> None:
     for turns in (1, 3):
-        run_virtual(check_env, lambda turns=turns: VirtualEnv(turns=turns, tool_s=Fixed(5.0)), prompt(3))
+        run_virtual(check_env, lambda turns=turns: VirtualEnv(turns=turns, tool_s=Fixed(5.0)), samples.prompt(id="0/3"))
 
 
 def test_virtual_scorer_keeps_the_contract() -> None:
-    subject = group(size=4)
+    subject = samples.group(size=4)
     run_virtual(check_scorer, lambda: VirtualScorer(latency_s=LogNormal(median=1.0)), subject)
     broken = Chaos(Fault(stage="score", key="*#1"), Fault(stage="score", kind="hang", key="*#2"))
     run_virtual(check_scorer, lambda: VirtualScorer(chaos=broken, deadline_s=5.0), subject, limit_s=60)

@@ -19,7 +19,7 @@ from corrente.config import RunConfig
 from corrente.data.types import ApplyMode, Batch, Completion, Request, Scores, Span, Tokens
 from corrente.engine.base import EngineStats
 from corrente.errors import ConfigError, DivergedError, GenerationError
-from corrente.learner.base import Pulse, unheard
+from corrente.learner.base import Pulse, no_pulse
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
 
@@ -119,7 +119,7 @@ class Learner:
     def __init__(self) -> None:
         self.steps = 0
 
-    def step(self, batch: Batch, *, pulse: Pulse = unheard) -> dict[str, float]:
+    def step(self, batch: Batch, *, pulse: Pulse = no_pulse) -> dict[str, float]:
         pulse()
         if batch.step == DIVERGE:
             raise DivergedError("loss is nan")

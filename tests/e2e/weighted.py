@@ -11,7 +11,7 @@ import torch
 from corrente.config import RunConfig
 from corrente.data.types import ApplyMode, Batch, Request
 from corrente.errors import GenerationError
-from corrente.learner.base import Pulse, unheard
+from corrente.learner.base import Pulse, no_pulse
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout, Slab, arrange
 
@@ -53,7 +53,7 @@ class Learner(standins.Learner):
         self.weight = torch.zeros(SIZE)
         self.torn = False
 
-    def step(self, batch: Batch, *, pulse: Pulse = unheard) -> dict[str, float]:
+    def step(self, batch: Batch, *, pulse: Pulse = no_pulse) -> dict[str, float]:
         self.torn = batch.step == standins.TORN
         self.weight += 1
         return {"weight": float(self.weight[0])}

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from corrente.data.types import Batch, Row
+from corrente.testing import samples
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +127,7 @@ def build_batch() -> Callable[..., Batch]:
             for _ in range(per_group)
         ]
         tokens = sum(int(row.loss_mask.sum()) for row in rows)
-        return Batch(step=0, version=version, rows=tuple(rows), sequences=len(rows) + 2, tokens=tokens + 7)
+        return samples.batch(version=version, rows=rows, sequences=len(rows) + 2, tokens=tokens + 7)
 
     return build
 
@@ -136,15 +137,14 @@ def _row(rng: np.random.Generator, group: int, prompt: np.ndarray, *, longest: i
     completion = rng.integers(3, 6, length)  # few different tokens, so that completions begin alike
     mask = np.concatenate([np.zeros(len(prompt), bool), rng.random(length) < 0.85])
     mask[len(prompt) + length // 2] = True
-    tokens = np.concatenate([prompt, completion]).astype(np.int32)
-    count = len(tokens)
-    return Row(
+    count = len(mask)
+    return samples.row(
         group=group,
-        tokens=tokens,
+        tokens=np.concatenate([prompt, completion]),
         loss_mask=mask,
-        logprobs=np.where(mask, rng.normal(-1.5, 0.8, count), 0).astype(np.float32),
-        versions=np.where(mask, version - rng.integers(0, 8, count), 0).astype(np.int32),
-        advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+        logprobs=rng.normal(-1.5, 0.8, count),
+        versions=version - rng.integers(0, 8, count),
+        advantages=rng.normal(),
     )
 
 

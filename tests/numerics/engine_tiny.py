@@ -127,6 +127,16 @@ class Served:
     def submit(self, tokens: Sequence[int] | Tokens, sampling: Sampling, *, name: str = "r", seed: int = 0) -> None:
         self.core.submit(Request(id=name, tokens=np.asarray(tokens, np.int32), sampling=sampling, seed=seed))
 
+    def interrupted(self, request: Request, *, steps: int) -> Completion:
+        """What ``request`` has when it is aborted after so many steps, the first of which samples two tokens."""
+        self.core.submit(request)
+        for _ in range(steps):
+            assert not self.core.step()
+        self.core.abort([request.id])
+        ((_, partial),) = self.core.step()
+        assert isinstance(partial, Completion)
+        return partial
+
     def finish(self) -> dict[str, Completion]:
         done: dict[str, Completion] = {}
         while not self.core.idle:

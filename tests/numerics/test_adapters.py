@@ -17,13 +17,14 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from corrente import config as c
 from corrente.adapters import directory, injection
+from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
 from corrente.config import RunConfig
 from corrente.data.types import Batch
 from corrente.errors import CheckpointError, ConfigError, SyncError
 from corrente.learner.core import TorchLearner
-from corrente.learner.model import Policy
-from corrente.learner.packing import plan
+from corrente.learner.packing import plan_packs
+from corrente.learner.policy import Policy
 
 RANK, ALPHA = 3, 7.0
 LORA = c.Lora(rank=RANK, alpha=ALPHA)
@@ -87,20 +88,20 @@ def test_gradients_equal_those_of_plain_peft_on_padded_rows(name, build_model, b
     batch = build_batch(4, 3)
     objective = PolicyObjective(RunConfig())
     ours, theirs = build_model(name), _plain_peft(build_model(name))
-    injection.inject(ours, LORA, source=Path("base"))
-    _shake(injection.trained(ours))
+    injection.inject_adapters(ours, LORA, source=Path("base"))
+    _shake(injection.adapter_parameters(ours))
     own = {n.replace(".default", ""): p for n, p in theirs.named_parameters() if p.requires_grad}
-    assert own.keys() == injection.trained(ours).keys()
+    assert own.keys() == injection.adapter_parameters(ours).keys()
     _shake(own)
     _backward(objective, batch, lambda: _padded_logprobs(theirs, batch))
-    policy, packs = Policy(ours), plan(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=40)
-    assert policy.folds
-    assert policy.splits
+    policy, packs = Policy(ours), plan_packs(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=40)
+    assert policy.traits.prefix_tree
+    assert policy.traits.linear_head
     assert len(packs) > 1
     for pack in packs:
         tensors = {n: torch.from_numpy(getattr(pack, n)).double() for n in ("behaviour_K", "advantages_K", "weights_K")}
-        objective(policy.logprobs(pack)[0].logprobs_K, **tensors).total.backward()
-    for key, parameter in injection.trained(ours).items():
+        objective(Trained(logprobs_K=policy(pack).logprobs_K, **tensors)).total.backward()
+    for key, parameter in injection.adapter_parameters(ours).items():
         torch.testing.assert_close(parameter.grad, own[key].grad, atol=1e-10, rtol=1e-9)
         assert parameter.grad.abs().max() > 1e-6
     assert all(p.grad is None for n, p in ours.named_parameters() if ".lora_" not in n)
@@ -112,19 +113,19 @@ def test_gradients_of_experts_equal_those_of_plain_peft(moe_dir, build_batch):
     objective = PolicyObjective(RunConfig())
     ours, base = (AutoModelForCausalLM.from_pretrained(moe_dir, dtype=torch.float32) for _ in range(2))
     theirs = _plain_peft(base, target_parameters=list(EXPERTS))
-    injection.inject(ours, c.Lora(rank=RANK, alpha=ALPHA, target_parameters=EXPERTS), source=moe_dir)
+    injection.inject_adapters(ours, c.Lora(rank=RANK, alpha=ALPHA, target_parameters=EXPERTS), source=moe_dir)
     own = {n.replace(".default", ""): p for n, p in theirs.named_parameters() if p.requires_grad}
-    assert own.keys() == injection.trained(ours).keys()
+    assert own.keys() == injection.adapter_parameters(ours).keys()
     assert any("experts" in name for name in own)
-    _shake(injection.trained(ours))
+    _shake(injection.adapter_parameters(ours))
     _shake(own)
     _backward(objective, batch, lambda: _padded_logprobs(theirs, batch))
-    policy, packs = Policy(ours), plan(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=40)
-    assert policy.folds
+    policy, packs = Policy(ours), plan_packs(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=40)
+    assert policy.traits.prefix_tree
     for pack in packs:
         tensors = {n: torch.from_numpy(getattr(pack, n)).float() for n in ("behaviour_K", "advantages_K", "weights_K")}
-        objective(policy.logprobs(pack)[0].logprobs_K, **tensors).total.backward()
-    for key, parameter in injection.trained(ours).items():
+        objective(Trained(logprobs_K=policy(pack).logprobs_K, **tensors)).total.backward()
+    for key, parameter in injection.adapter_parameters(ours).items():
         largest = own[key].grad.abs().max()
         torch.testing.assert_close(parameter.grad, own[key].grad, atol=float(2e-4 * largest), rtol=1e-3)
 
@@ -150,17 +151,22 @@ def _backward(objective: PolicyObjective, batch: Batch, logprobs: Callable[[], t
         [[w] * int(r.loss_mask.sum()) for r, w in zip(batch.rows, objective.row_weights(batch), strict=True)]
     )
     objective(
-        logprobs(), behaviour_K=flat("logprobs"), advantages_K=flat("advantages"), weights_K=torch.from_numpy(weights)
+        Trained(
+            logprobs_K=logprobs(),
+            behaviour_K=flat("logprobs"),
+            advantages_K=flat("advantages"),
+            weights_K=torch.from_numpy(weights),
+        )
     ).total.backward()
 
 
 def test_only_adapters_have_gradient_and_optimizer_state(model_dir, build_batch):
     core = TorchLearner(_config(model_dir()))
-    frozen = {n: p.clone() for n, p in core._policy.model.named_parameters() if ".lora_" not in n}
+    frozen = {n: p.clone() for n, p in core.model.named_parameters() if ".lora_" not in n}
     core.step(build_batch())
     core.step(build_batch(seed=1))
-    assert all(torch.equal(p, frozen[n]) for n, p in core._policy.model.named_parameters() if n in frozen)
-    shapes = sorted(tuple(state["exp_avg"].shape) for state in core._backend.state()["state"].values())
+    assert all(torch.equal(p, frozen[n]) for n, p in core.model.named_parameters() if n in frozen)
+    shapes = sorted(tuple(state["exp_avg"].shape) for state in core.optimizer.state()["state"].values())
     assert shapes == sorted(tuple(tensor.shape) for tensor in core.tensors().values())
 
 
@@ -169,18 +175,18 @@ def test_adapters_start_as_nothing_and_follow_the_seed(model_dir, build_model):
     assert same(weights(first), weights(again))
     assert not same(weights(first), weights(other))
     ids = torch.arange(20)[None]
-    assert torch.equal(first._policy.model(ids).logits, build_model(dtype=torch.float32)(ids).logits)
+    assert torch.equal(first.model(ids).logits, build_model(dtype=torch.float32)(ids).logits)
 
 
 def test_reference_is_the_model_without_its_adapters(model_dir, build_batch):
     core = TorchLearner(_config(model_dir(), algo=c.Algo(beta=0.5)))
-    assert core._reference.model is core._policy.model
+    assert core.gradient.reference.policy is core.policy
     first, second = core.step(build_batch()), core.step(build_batch())
     assert first["kl/reference"] == pytest.approx(0, abs=1e-9)
     assert second["kl/reference"] > 1e-4
     plain = TorchLearner(_config(model_dir(), algo=c.Algo(beta=0.5), adapters=c.Full()))
-    (pack,) = plan(build_batch().rows, weights_R=np.ones(12), version=5, budget=1000)
-    torch.testing.assert_close(core._reference_logprobs(pack), plain._reference_logprobs(pack))
+    (pack,) = plan_packs(build_batch().rows, weights_R=np.ones(12), version=5, budget=1000)
+    torch.testing.assert_close(core.gradient.reference_logprobs(pack), plain.gradient.reference_logprobs(pack))
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -193,12 +199,12 @@ def test_step_lowers_its_own_loss(memory, model_dir, build_batch):
 def test_dropout_acts_on_what_is_trained_alone(model_dir, build_batch):
     settings = c.Lora(rank=RANK, alpha=ALPHA, dropout=0.5)
     core, without = TorchLearner(_config(model_dir(), adapters=settings)), TorchLearner(_config(model_dir()))
-    _shake(core._adapters._own)
-    _shake(without._adapters._own)
+    _shake(injection.adapter_parameters(core.model))
+    _shake(injection.adapter_parameters(without.model))
     ids = torch.arange(20)[None]
     with torch.no_grad():
-        assert torch.equal(core._policy.model(ids).logits, without._policy.model(ids).logits)
-    assert core._policy.folds
+        assert torch.equal(core.model(ids).logits, without.model(ids).logits)
+    assert core.policy.traits.prefix_tree
     assert core.step(build_batch())["ratio/mean"] != without.step(build_batch())["ratio/mean"]
 
 
@@ -216,7 +222,7 @@ def test_lora_ships_no_base_weights(model_dir):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_merged_weights_equal_those_peft_merges(name, model_dir, build_model):
     core = TorchLearner(_config(model_dir(name), adapters=MERGED))
-    _shake(core._adapters._own)
+    _shake(injection.adapter_parameters(core.model))
     theirs = _plain_peft(build_model(name, dtype=torch.float32))
     _shake({n.replace(".default", ""): p for n, p in theirs.named_parameters() if p.requires_grad})
     want = theirs.merge_and_unload().state_dict()
@@ -226,13 +232,13 @@ def test_merged_weights_equal_those_peft_merges(name, model_dir, build_model):
 
 def test_merged_weights_are_the_same_bits_each_time(model_dir, build_batch):
     core = TorchLearner(_config(model_dir(), adapters=MERGED))
-    frozen = {n: p.clone() for n, p in core._policy.model.named_parameters() if ".lora_" not in n}
+    frozen = {n: p.clone() for n, p in core.model.named_parameters() if ".lora_" not in n}
     core.step(build_batch())
     first, addresses = weights(core), {n: t.data_ptr() for n, t in core.tensors().items()}
     for _ in range(5):
         assert same(first, weights(core))
     assert {n: t.data_ptr() for n, t in core.tensors().items()} == addresses
-    assert all(torch.equal(p, frozen[n]) for n, p in core._policy.model.named_parameters() if n in frozen)
+    assert all(torch.equal(p, frozen[n]) for n, p in core.model.named_parameters() if n in frozen)
     core.step(build_batch(seed=1))
     assert not same(first, weights(core))
 
@@ -241,7 +247,7 @@ def test_both_kinds_train_alike(model_dir, build_batch):
     one, other = (TorchLearner(_config(model_dir(), adapters=kind)) for kind in (LORA, MERGED))
     reports = [[core.step(build_batch(seed=seed)) for seed in range(3)] for core in (one, other)]
     assert [r["train/loss"] for r in reports[0]] == [r["train/loss"] for r in reports[1]]
-    assert same(weights(one), {n: p.detach() for n, p in other._adapters._own.items()})
+    assert same(weights(one), {n: p.detach() for n, p in injection.adapter_parameters(other.model).items()})
 
 
 def test_experts_of_a_mixture_are_trained_and_merged(moe_dir, build_batch):
@@ -261,7 +267,7 @@ def test_experts_of_a_mixture_are_trained_and_merged(moe_dir, build_batch):
     plain.load_state_dict(dict(after))
     ids = torch.arange(20)[None]
     with torch.no_grad():
-        torch.testing.assert_close(plain(ids).logits, core._policy.model(ids).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(plain(ids).logits, core.model(ids).logits, atol=1e-5, rtol=1e-5)
 
 
 # ---- what is saved ------------------------------------------------------------------------------------------------------------
@@ -286,7 +292,7 @@ def test_checkpoint_is_a_directory_peft_loads(name, kind, model_dir, build_batch
     base = AutoModelForCausalLM.from_pretrained(model_dir(name), dtype=torch.float32)
     ids = torch.arange(20)[None]
     with torch.no_grad():
-        want = core._policy.model(ids).logits
+        want = core.model(ids).logits
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = peft.PeftModel.from_pretrained(base, saved).eval()
@@ -306,7 +312,7 @@ def test_checkpoint_of_experts_is_a_directory_peft_loads(moe_dir, build_batch, t
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded = peft.PeftModel.from_pretrained(base, saved).eval()
-        torch.testing.assert_close(loaded(ids).logits, core._policy.model(ids).logits)
+        torch.testing.assert_close(loaded(ids).logits, core.model(ids).logits)
 
 
 @pytest.mark.parametrize(
@@ -424,7 +430,7 @@ def test_versions_are_written_once_as_directories_peft_loads(model_dir, build_ba
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.testing.assert_close(
-            peft.PeftModel.from_pretrained(base, second).eval()(ids).logits, core._policy.model(ids).logits
+            peft.PeftModel.from_pretrained(base, second).eval()(ids).logits, core.model(ids).logits
         )
     with pytest.raises(SyncError, match="written once"):
         exporter.write(tmp_path / "adapters", core.tensors(), run="sums", version=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,33 +14,23 @@ from hypothesis import strategies as st
 from corrente.algo.advantages import as_rewards, grpo, is_flat, rloo
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Algo, Filter, RunConfig
-from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
+from corrente.data.types import Completion, Episode, FinishReason, Group, Turn
 from corrente.errors import AlignmentError
+from corrente.testing import samples
 
 
-def _tokens(*ids: int) -> np.ndarray:
-    return np.array(ids, np.int32)
+def _completion(*ids: int, version: int = 0, finish: FinishReason = "stop") -> Completion:
+    """Its log-probs are -0.1, -0.2, -0.3 and so on."""
+    logprobs = [-0.1 * (at + 1) for at in range(len(ids))]
+    return samples.completion(tokens=ids, versions=version, logprobs=logprobs, finish_reason=finish)
 
 
-def _completion(*ids: int, version: int = 0, finish: str = "stop", start: float = -0.1) -> Completion:
-    logprobs = np.array([start * (n + 1) for n in range(len(ids))], np.float32)
-    spans = (Span(version, 0, len(ids)),) if ids else ()
-    return Completion(tokens=_tokens(*ids), logprobs=logprobs, spans=spans, finish_reason=finish)  # pyright: ignore
-
-
-def _episode(
-    reward: float | None, completion: Completion | None = None, *, status: str = "ok", index: int = 0
-) -> Episode:
-    completion = completion or _completion(7, 8)
-    turns = (
-        Turn(speaker="user", tokens=_tokens(1, 2, 3)),
-        Turn(speaker="policy", tokens=completion.tokens, completion=completion),
-    )
-    return Episode(prompt_id="0/0", group_id=0, index=index, turns=turns, reward=reward, status=status)  # pyright: ignore
+def _episode(reward: float | None, completion: Completion | None = None, **values: Any) -> Episode:
+    return samples.episode(turns=[(1, 2, 3), completion or _completion(7, 8)], reward=reward, **values)
 
 
 def _group(*episodes: Episode, number: int = 0) -> Group:
-    return Group(id=number, prompt=Prompt(id="0/0", tokens=_tokens(1, 2, 3)), episodes=episodes, admitted_version=0)
+    return samples.group(id=number, episodes=episodes)
 
 
 def _graded(*rewards: float | None) -> Group:
@@ -163,14 +154,13 @@ def test_rows_align_tokens_with_what_was_recorded():
 
 
 def test_conversation_trains_what_the_policy_said_and_nothing_else():
-    said = [_completion(10, 11, version=1), _completion(12, version=2)]
-    turns = (
-        Turn(speaker="user", tokens=_tokens(1)),
-        Turn(speaker="policy", tokens=said[0].tokens, completion=said[0]),
-        Turn(speaker="tool", tokens=_tokens(5, 6)),
-        Turn(speaker="policy", tokens=said[1].tokens, completion=said[1]),
-    )
-    long = msgspec.structs.replace(_episode(1), turns=turns)
+    turns = [
+        (1,),
+        _completion(10, 11, version=1),
+        samples.turn((5, 6), speaker="tool"),
+        _completion(12, version=2),
+    ]
+    long = samples.episode(turns=turns, reward=1)
     row = _batch(_algorithm(), _group(long, _episode(0))).rows[0]
     assert row.tokens.tolist() == [1, 10, 11, 5, 6, 12]
     assert row.loss_mask.tolist() == [False, True, True, False, False, True]
@@ -196,12 +186,7 @@ def test_truncated_completions_are_masked_but_stay_in_baseline_and_length():
 
 
 def test_old_tokens_are_withheld_and_their_reward_stays_in_the_baseline():
-    mixed = Completion(
-        tokens=_tokens(7, 8, 9),
-        logprobs=np.zeros(3, np.float32),
-        spans=(Span(2, 0, 1), Span(3, 1, 3)),
-        finish_reason="stop",
-    )
+    mixed = samples.completion(tokens=(7, 8, 9), versions=(2, 3, 3))
     old = _completion(5, 5, version=1)
     algorithm = _algorithm(Algo(scale_rewards="none"))
     batch = _batch(algorithm, _group(_episode(1, mixed), _episode(0, old)), oldest=3, version=4)
@@ -231,15 +216,13 @@ def test_batch_of_nothing_is_empty():
 
 def test_turn_that_follows_none_before_it_is_refused():
     episode = _episode(1)
-    forward = msgspec.structs.replace(
-        episode, turns=(*episode.turns, Turn(speaker="user", tokens=_tokens(4), parent=2))
-    )
+    forward = msgspec.structs.replace(episode, turns=(*episode.turns, samples.turn((4,), parent=2)))
     with pytest.raises(AlignmentError, match="turn 2 follows 2"):
         _batch(_algorithm(), _group(forward, _episode(0)))
 
 
 def test_turn_with_other_tokens_than_sampled_is_refused():
-    turn = Turn(speaker="policy", tokens=_tokens(7, 9), completion=_completion(7, 8))
+    turn = Turn(speaker="policy", tokens=np.array([7, 9], np.int32), completion=_completion(7, 8))
     episode = msgspec.structs.replace(_episode(1), turns=(turn,))
     with pytest.raises(AlignmentError, match="sampled"):
         _batch(_algorithm(), _group(episode, _episode(0)))

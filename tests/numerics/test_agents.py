@@ -13,25 +13,18 @@ from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, Filter, Reward, RunConfig
 from corrente.controller.eval_metrics import eval_metrics
 from corrente.controller.step_metrics import ScoreStats
-from corrente.data.types import Completion, Episode, Group, Prompt, Span, StepScore, Turn
+from corrente.data.types import Episode, Group, StepScore, Turn
+from corrente.testing import samples
 
 GIVER, GUESSER = "giver", "guesser"
 
 
-def _ids(*ids: int) -> np.ndarray:
-    return np.array(ids, np.int32)
-
-
 def _said(speaker: str, parent: int, *ids: int, version: int = 0) -> Turn:
-    logprobs = np.full(len(ids), -0.5, np.float32)
-    completion = Completion(
-        tokens=_ids(*ids), logprobs=logprobs, spans=(Span(version, 0, len(ids)),), finish_reason="stop"
-    )
-    return Turn(speaker=speaker, tokens=completion.tokens, completion=completion, parent=parent)
+    return samples.turn(samples.completion(tokens=ids, versions=version), speaker=speaker, parent=parent)
 
 
 def _given(parent: int, *ids: int) -> Turn:
-    return Turn(speaker="user", tokens=_ids(*ids), parent=parent)
+    return samples.turn(ids, parent=parent)
 
 
 def _game(giver: float | None, guesser: float | None, *, index: int = 0, **values: Any) -> Episode:
@@ -46,11 +39,11 @@ def _game(giver: float | None, guesser: float | None, *, index: int = 0, **value
     )
     own = {GIVER: giver, GUESSER: guesser}
     earned = {name: reward for name, reward in own.items() if reward is not None}
-    return Episode(prompt_id="0/0", group_id=0, index=index, turns=turns, agent_rewards=earned, **values)
+    return samples.episode(index=index, turns=turns, agent_rewards=earned, **values)
 
 
 def _group(*episodes: Episode) -> Group:
-    return Group(id=0, prompt=Prompt(id="0/0", tokens=_ids(1)), episodes=episodes, admitted_version=0)
+    return samples.group(episodes=episodes)
 
 
 def _algorithm(algo: Algo | None = None, **of_filter: Any) -> GroupedAlgorithm:
@@ -101,9 +94,7 @@ def test_rows_are_one_per_agent_with_its_own_context():
 @pytest.mark.parametrize("denominator", ["fixed", "effective"])
 def test_each_agent_counts_as_one_sequence_however_much_it_said(denominator: Any):
     """The giver was trained on three tokens and the guesser on one; in the second game the giver's view forked."""
-    forked = Episode(
-        prompt_id="0/0",
-        group_id=0,
+    forked = samples.episode(
         index=1,
         turns=(_given(-1, 1), _said(GIVER, 0, 10, 11), _given(-1, 3), _said(GUESSER, 2, 20), *_anew(5, 12)),
         agent_rewards={GIVER: 3.0, GUESSER: 6.0},
@@ -151,9 +142,7 @@ def test_rewards_of_turns_are_compared_with_the_same_turn_of_the_same_agent():
 
 
 def test_an_agent_who_did_not_speak_has_no_part_in_the_baseline():
-    silent = Episode(
-        prompt_id="0/0",
-        group_id=0,
+    silent = samples.episode(
         index=2,
         turns=(_given(-1, 1), _said(GIVER, 0, 10)),
         agent_rewards={GIVER: 2.0, GUESSER: 99.0},
@@ -164,7 +153,7 @@ def test_an_agent_who_did_not_speak_has_no_part_in_the_baseline():
 
 
 def test_one_agent_alone_is_the_episode_itself():
-    episode = Episode(prompt_id="0/0", group_id=0, index=0, turns=(_given(-1, 1), _said("policy", 0, 5)), reward=1.0)
+    episode = samples.episode(turns=[_given(-1, 1), _said("policy", 0, 5)], reward=1.0)
     assert agents.part(episode, "policy") is episode
     assert agents.only(episode, ("policy",)) is episode
 
@@ -185,9 +174,7 @@ def test_what_agents_earn_themselves_is_one_more_score_to_be_scaled():
 
 
 def test_silent_agent_has_no_score_either():
-    silent = Episode(
-        prompt_id="0/0", group_id=0, index=2, turns=(_given(-1, 1), _said(GIVER, 0, 10)), scores={"f": 9.0}
-    )
+    silent = samples.episode(index=2, turns=[_given(-1, 1), _said(GIVER, 0, 10)], scores={"f": 9.0})
     games = (_game(1.0, 0.0, scores={"f": 1.0}), _game(1.0, 0.0, scores={"f": 2.0}))
     algorithm = GroupedAlgorithm(RunConfig(algo=Algo(advantage="gdpo"), reward=Reward(functions=("f",))))
     with_it, without = (algorithm.advantages([group])[0] for group in ((*games, silent), games))

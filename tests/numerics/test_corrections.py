@@ -154,11 +154,13 @@ def test_decoupled_ratio_and_weight_by_hand(proximal, lag, want):
     """pi / mu = 1.6, cap 2, clip at 1.28."""
     objective = PolicyObjective(RunConfig(algo=Algo(proximal=proximal), staleness=Staleness(correct="tis")))
     loss = objective(
-        _f(math.log(0.8)),
-        behaviour_K=_f(math.log(0.5)),
-        advantages_K=_f(1),
-        weights_K=_f(1),
-        lags_K=torch.tensor([lag]),
+        Trained(
+            logprobs_K=_f(math.log(0.8)),
+            behaviour_K=_f(math.log(0.5)),
+            advantages_K=_f(1),
+            weights_K=_f(1),
+            lags_K=torch.tensor([lag]),
+        )
     )
     assert loss.total.item() == pytest.approx(-want)
 
@@ -166,14 +168,20 @@ def test_decoupled_ratio_and_weight_by_hand(proximal, lag, want):
 def test_auto_takes_the_recomputed_policy_with_a_weight():
     for correct, want in (("none", 1.28), ("tis", 1.6)):
         objective = PolicyObjective(RunConfig(staleness=Staleness(correct=correct)))  # pyright: ignore
-        loss = objective(_f(math.log(0.8)), behaviour_K=_f(math.log(0.5)), advantages_K=_f(1), weights_K=_f(1))
+        loss = objective(
+            Trained(logprobs_K=_f(math.log(0.8)), behaviour_K=_f(math.log(0.5)), advantages_K=_f(1), weights_K=_f(1))
+        )
         assert loss.total.item() == pytest.approx(-want)
 
 
 def test_truncated_reinforce_by_hand():
     objective = PolicyObjective(RunConfig(algo=Algo(loss="reinforce"), staleness=Staleness(correct="tis")))
     logprobs = _f(math.log(0.8), math.log(0.2)).requires_grad_()
-    loss = objective(logprobs, behaviour_K=_f(math.log(0.1), math.log(0.2)), advantages_K=_f(1, 3), weights_K=_f(1, 1))
+    loss = objective(
+        Trained(
+            logprobs_K=logprobs, behaviour_K=_f(math.log(0.1), math.log(0.2)), advantages_K=_f(1, 3), weights_K=_f(1, 1)
+        )
+    )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     assert gradient.tolist() == pytest.approx([-2.0, -3.0])
 
@@ -256,10 +264,9 @@ def test_step_of_which_nothing_is_kept_has_no_gradient():
     (constants,) = objective.survey([part])
     logprobs = part.logprobs_K.requires_grad_()
     loss = objective(
-        logprobs,
-        behaviour_K=part.behaviour_K,
-        advantages_K=part.advantages_K,
-        weights_K=part.weights_K,
+        Trained(
+            logprobs_K=logprobs, behaviour_K=part.behaviour_K, advantages_K=part.advantages_K, weights_K=part.weights_K
+        ),
         constants=constants,
     )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
@@ -281,11 +288,13 @@ def test_entropy_bonus_is_a_mean_whatever_the_aggregation():
         objective = PolicyObjective(RunConfig(algo=Algo(loss=loss, entropy_coef=0.3)))  # pyright: ignore
         entropies = _f(1.0, 2.0).requires_grad_()
         found = objective(
-            _f(-1, -1),
-            behaviour_K=_f(-1, -1),
-            advantages_K=_f(0, 0),
-            weights_K=_f(0.7, 0.9),
-            entropy_K=entropies,
+            Trained(
+                logprobs_K=_f(-1, -1),
+                behaviour_K=_f(-1, -1),
+                advantages_K=_f(0, 0),
+                weights_K=_f(0.7, 0.9),
+                entropy_K=entropies,
+            ),
             trained=6,
         )
         assert found.total.item() == pytest.approx(-0.3 * 3 / 6)
@@ -312,11 +321,13 @@ def test_gradient_of_the_divergence(estimator, corrected):
     (want,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True)
     objective = PolicyObjective(RunConfig(algo=Algo(beta=1.0, kl=estimator, use_bias_correction_kl=corrected)))
     loss = objective(
-        logprobs,
-        behaviour_K=logprobs.detach(),
-        advantages_K=torch.zeros(4, dtype=torch.float64),
-        weights_K=logprobs.detach().exp(),
-        reference_K=reference,
+        Trained(
+            logprobs_K=logprobs,
+            behaviour_K=logprobs.detach(),
+            advantages_K=torch.zeros(4, dtype=torch.float64),
+            weights_K=logprobs.detach().exp(),
+            reference_K=reference,
+        )
     )
     (got,) = torch.autograd.grad(loss.total, logits)
     torch.testing.assert_close(got, want)
@@ -327,11 +338,13 @@ def test_divergence_in_the_reward_is_charged_to_what_led_to_it():
     objective = PolicyObjective(RunConfig(algo=Algo(beta=0.1, kl="k1", kl_in="reward")))
     logprobs = _f(-1.0, -1.0, -1.0).requires_grad_()
     loss = objective(
-        logprobs,
-        behaviour_K=_f(-1, -1, -1),
-        advantages_K=_f(2, 2, 2),
-        weights_K=_f(1, 1, 1),
-        reference_K=_f(-1.5, -1.0, -2.0),
+        Trained(
+            logprobs_K=logprobs,
+            behaviour_K=_f(-1, -1, -1),
+            advantages_K=_f(2, 2, 2),
+            weights_K=_f(1, 1, 1),
+            reference_K=_f(-1.5, -1.0, -2.0),
+        )
     )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     assert gradient.tolist() == pytest.approx([-1.85, -1.9, -1.9])

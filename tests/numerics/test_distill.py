@@ -14,12 +14,12 @@ import torch
 
 from corrente import config as c
 from corrente.algo import divergence
-from corrente.algo.base import TeacherBatch
+from corrente.algo.base import TeacherBatch, Trained
 from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, Distill, RunConfig, Staleness
-from corrente.data.types import Batch, TeacherRow
+from corrente.data.types import Batch, TeacherLogprobs
 from corrente.learner.core import TorchLearner
-from corrente.learner.packing import plan
+from corrente.learner.packing import plan_packs
 
 LOSSES = ("advantage", "k1", "k2", "k3", "jsd")
 
@@ -48,7 +48,7 @@ def _total(
     objective: PolicyObjective, logprobs: torch.Tensor, behaviour: torch.Tensor, *guides: TeacherBatch, **more: Any
 ):
     filled = {"advantages_K": torch.zeros_like(behaviour), "weights_K": torch.ones_like(behaviour), **more}
-    return objective(logprobs, behaviour_K=behaviour, guides=guides, **filled).total
+    return objective(Trained(logprobs_K=logprobs, behaviour_K=behaviour, teachers=guides, **filled)).total
 
 
 # ---- reverse KL, of the tokens that were sampled ------------------------------------------------------------------------------
@@ -249,14 +249,14 @@ def test_token_that_a_correction_leaves_out_is_not_taught(loss: str):
 
 
 def _taught(batch: Batch, *, vocabulary: int, top: int, teacher: str = "wise", skip: int | None = None) -> Batch:
-    """The batch with a lesson in each row but ``skip``: a random distribution at each place."""
+    """The batch with answers of a teacher for each row but ``skip``: a random distribution at each place."""
     rng = np.random.default_rng(5)
     rows = []
     for at, row in enumerate(batch.rows):
         logits = rng.normal(size=(len(row.tokens), vocabulary))
         logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         likeliest = np.argsort(-logprobs, -1)[:, :top].astype(np.int32)
-        lesson = TeacherRow(
+        answer = TeacherLogprobs(
             teacher=teacher,
             logprobs=np.where(row.loss_mask, logprobs[np.arange(len(row.tokens)), row.tokens], 0).astype(np.float32),
             top_ids=np.where(row.loss_mask[:, None], likeliest, 0),
@@ -264,7 +264,7 @@ def _taught(batch: Batch, *, vocabulary: int, top: int, teacher: str = "wise", s
                 np.float32
             ),
         )
-        rows.append(row if at == skip else msgspec.structs.replace(row, lessons=(*row.lessons, lesson)))
+        rows.append(row if at == skip else msgspec.structs.replace(row, teachers=(*row.teachers, answer)))
     return msgspec.structs.replace(batch, rows=tuple(rows))
 
 
@@ -280,11 +280,11 @@ def _core(path: Path, loss: str, algo: dict[str, Any] | None = None, **learner: 
 
 
 def _gradient(core: TorchLearner, batch: Batch, *, budget: int) -> tuple[dict[str, torch.Tensor], float]:
-    weights_R = core._objective.row_weights(batch)
-    packs = plan(batch.rows, weights_R=weights_R, version=batch.version, budget=budget, lessons=True)
-    total, _, _ = core._gradient(packs, core._survey(packs), fresh=True)
-    grads = {name: p.grad.clone() for name, p in core._policy.model.named_parameters() if p.grad is not None}
-    core._backend.discard()
+    weights_R = core.objective.row_weights(batch)
+    packs = plan_packs(batch.rows, weights_R=weights_R, version=batch.version, budget=budget, teachers=True)
+    total = core.gradient.accumulate(packs, core.gradient.survey(packs), fresh=True).reduced()["train/loss"]
+    grads = {name: p.grad.clone() for name, p in core.model.named_parameters() if p.grad is not None}
+    core.backend.discard()
     return grads, total
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from corrente import config as c
 from corrente.config import RunConfig
-from corrente.data.types import Batch, Completion, Request, Row, Sampling, Tokens
+from corrente.data.types import Completion, Sampling, Tokens
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.engine.embedded.hf import HFModel
@@ -26,6 +26,7 @@ from corrente.engine.embedded.lean import LeanModel
 from corrente.errors import ConfigError
 from corrente.learner.core import TorchLearner
 from corrente.sync.base import Update
+from corrente.testing import samples
 
 ALL = c.Lora(rank=4, alpha=12.0)
 SOME = c.Lora(rank=3, alpha=3.0, targets=("q_proj", "v_proj", "up_proj", "down_proj"))
@@ -88,19 +89,13 @@ def _learner(path: Path, adapters: c.Lora | c.LoraMerged | c.Full, *, steps: int
 
 def _train(core: TorchLearner, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    mask = np.arange(10) > 3
-    rows = tuple(
-        Row(
-            group=group,
-            tokens=rng.integers(2, 600, 10).astype(np.int32),
-            loss_mask=mask,
-            logprobs=np.where(mask, np.float32(-6), np.float32(0)),
-            versions=np.zeros(10, np.int32),
-            advantages=np.where(mask, np.float32(rng.normal()), np.float32(0)),
+    rows = [
+        samples.row(
+            group=group, tokens=rng.integers(2, 600, 10).astype(np.int32), logprobs=-6.0, advantages=rng.normal()
         )
         for group in range(4)
-    )
-    core.step(Batch(step=0, version=0, rows=rows, sequences=4, tokens=24))
+    ]
+    core.step(samples.batch(rows=rows))
 
 
 def _shipped(core: TorchLearner) -> Any:
@@ -121,7 +116,7 @@ def _logprobs(core: TorchLearner, tokens: Tokens) -> np.ndarray:
     """One plain forward of the learner's model."""
     ids = torch.from_numpy(np.asarray(tokens)).long()[None]
     with torch.no_grad():
-        every = core._policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        every = core.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
     return every.gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
@@ -136,7 +131,7 @@ def test_engine_and_learner_agree_before_and_after_a_publish(kind, path, adapter
     """In groups, in one batch, with untrained adapters and after several steps."""
     core = _learner(model_at(kind), adapters)
     served = Served(model_at(kind), _shipped(core), kind=path, adapters=adapters)
-    assert isinstance(served.core._model, LeanModel if path == "lean" else HFModel)
+    assert isinstance(served.core.model, LeanModel if path == "lean" else HFModel)
     prompts = _prompts()
     before = served.run(prompts, SAMPLED)
     _assert_sampled_by(core, prompts, before)
@@ -186,7 +181,8 @@ def test_two_adapter_versions_are_served_at_once_and_the_old_one_is_released(pat
     for at, prompt in enumerate(prompts):
         served.submit(prompt, Sampling(max_tokens=12), name=f"new{at}", seed=100 + at)
     done |= dict(served.core.step())
-    assert len(served.core._rows.segments) == 2
+    assert not served.core.vacant(0)
+    assert not served.core.vacant(1)
     done |= served.finish()
     assert served.core.vacant(0)
     for name, by, version in (("old", old, 0), ("new", core, 1)):
@@ -215,7 +211,7 @@ def test_adapter_in_use_is_waited_for_before_its_slot_is_written_to(model_at):
     seen: list[str] = []
 
     async def live() -> None:
-        request = Request(id="live", tokens=_prompts()[0], sampling=Sampling(max_tokens=20), seed=1)
+        request = samples.request(id="live", tokens=_prompts()[0], max_tokens=20, seed=1)
         completion = await engine.generate(request)
         seen.append(f"live ended under {[span.version for span in completion.spans]}")
 
@@ -284,7 +280,7 @@ def test_adapters_of_a_wide_model_are_at_most_two_percent_of_its_bytes(tmp_path)
     from corrente.engine.embedded.shapes import shapes
 
     full = sum(int(np.prod(shape)) for shape in shapes(read_config(tmp_path)).values())
-    factors = injection.verify(tmp_path, c.Lora(rank=8, alpha=16.0))
+    factors = injection.verify_targets(tmp_path, c.Lora(rank=8, alpha=16.0))
     assert sum(int(np.prod(factor.shape)) for factor in factors.values()) == 30 * 8 * 10176
     assert sum(int(np.prod(factor.shape)) for factor in factors.values()) <= 0.02 * full
 
@@ -293,7 +289,7 @@ def test_lean_path_refuses_adapters_it_has_no_product_for(model_at):
     settings = c.Lora(rank=2, targets=("lm_head", "q_proj"))
     with pytest.raises(ConfigError, match=r"no product for the adapter .*lm_head"):
         EmbeddedCore(model=model_at("qwen3"), path="lean", adapters=settings)
-    assert isinstance(EmbeddedCore(model=model_at("qwen3"), adapters=settings)._model, HFModel)
+    assert isinstance(EmbeddedCore(model=model_at("qwen3"), adapters=settings).model, HFModel)
 
 
 def test_adapter_of_the_output_layer_is_served_by_the_modules_of_peft(model_at):

@@ -13,13 +13,12 @@ import torch
 import trio.testing
 from tests.numerics.engine_tiny import CONTEXT, tiny
 
-from corrente.data.types import Request, Sampling
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.errors import GenerationError
 from corrente.sync import pack
 from corrente.sync.base import Update
-from corrente.testing import EngineCase, check_engine
+from corrente.testing import EngineCase, check_engine, samples
 from corrente.testing.engines import stage_in_place
 
 TICK_S = 0.005
@@ -62,14 +61,14 @@ def test_embedded_engine_conforms_on_asyncio():
     anyio.run(lambda: check_engine(lambda: engine_case("llama", "lean")), backend="asyncio")
 
 
-def test_a_refused_request_costs_only_its_own_call():
+def test_refused_request_costs_only_its_own_call():
     async def main() -> tuple[Any, int]:
         async with engine_case("llama", "lean") as case:
             await case.engine.apply(await case.stage(0), "swap")
-            full = Request(id="full", tokens=np.resize(PROMPT, CONTEXT), sampling=Sampling())
+            full = samples.request(id="full", tokens=np.resize(PROMPT, CONTEXT))
             with pytest.raises(GenerationError) as refusal:
                 await case.engine.generate(full)
-            done = await case.engine.generate(Request(id="ok", tokens=PROMPT, sampling=Sampling(max_tokens=3)))
+            done = await case.engine.generate(samples.request(id="ok", tokens=PROMPT, max_tokens=3))
             return refusal.value, len(done.tokens)
 
     error, count = anyio.run(main)

@@ -159,7 +159,7 @@ def test_recompute_computes_a_shared_prompt_once():
 
 
 @pytest.mark.parametrize("path", ["lean", "hf"])
-def test_a_new_request_is_never_served_the_cache_of_older_weights(path: str):
+def test_new_request_is_never_served_the_cache_of_older_weights(path: str):
     where, model, other = tiny("llama")
     served = Served(where, model, kind=path)
     served.submit(PROMPTS[3], Sampling(max_tokens=30), name="long")
@@ -215,7 +215,7 @@ def test_weights_that_are_not_finite_cost_the_request_and_not_the_engine():
 
 
 @pytest.mark.parametrize("name", ["mamba", "bloom", "t5"])
-def test_an_architecture_it_cannot_serve_is_refused_with_the_reason(tmp_path: Path, name: str):
+def test_architecture_it_cannot_serve_is_refused_with_the_reason(tmp_path: Path, name: str):
     AutoConfig.for_model(name).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.path.*cannot be served"):
         EmbeddedCore(model=tmp_path)
@@ -237,7 +237,7 @@ def test_wrong_knobs_are_refused(tmp_path: Path):
         EmbeddedCore(model=tmp_path)
 
 
-def test_a_sliding_window_bounds_the_context(tmp_path: Path):
+def test_sliding_window_bounds_the_context(tmp_path: Path):
     where, _, _ = tiny("mistral")
     config = AutoConfig.from_pretrained(where)
     config.sliding_window = 32
@@ -246,7 +246,7 @@ def test_a_sliding_window_bounds_the_context(tmp_path: Path):
 
 
 @pytest.mark.model
-def test_the_example_model_decodes_as_transformers_does(smollm2: Path):
+def test_example_model_decodes_as_transformers_does(smollm2: Path):
     model: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     prompts = [np.array(p, np.int32) for p in ([504, 3575, 282, 4649, 314], [34, 1232, 216, 35, 446], [28120] * 40)]
     for path in ("lean", "hf"):

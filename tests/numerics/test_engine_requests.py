@@ -14,10 +14,11 @@ import pytest
 from tests.numerics.engine_tiny import CONTEXT, VOCABULARY, Served, spell, tiny
 from transformers import AutoTokenizer
 
-from corrente.data.types import Completion, Request, Sampling
+from corrente.data.types import Completion, Sampling
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.stop import StopStrings
 from corrente.errors import GenerationError
+from corrente.testing import samples
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
 
@@ -35,14 +36,14 @@ def prefilled(served: Served) -> int:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_the_prompt_of_a_group_is_computed_once(kind: str):
+def test_prompt_of_a_group_is_computed_once(kind: str):
     served = serve(kind)
     done = served.run([PROMPT] * 8, Sampling(max_tokens=5))
     assert prefilled(served) == len(PROMPT)
     assert len({tuple(c.tokens.tolist()) for c in done}) > 1
 
 
-def test_a_late_member_of_a_group_costs_one_token():
+def test_late_member_of_a_group_costs_one_token():
     served = serve()
     served.submit(PROMPT, Sampling(max_tokens=30), name="first")
     served.core.step()
@@ -61,7 +62,7 @@ def test_prompts_with_a_common_beginning_compute_it_once():
         assert completion.tokens.tolist() == _alone(prompts[at], Sampling(max_tokens=6), seed=at).tokens.tolist()
 
 
-def test_a_prompt_that_goes_on_from_a_live_sequence_computes_the_rest():
+def test_prompt_that_goes_on_from_a_live_sequence_computes_the_rest():
     served = serve()
     served.submit(PROMPT, Sampling(max_tokens=40), name="live")
     served.core.step()
@@ -73,7 +74,7 @@ def test_a_prompt_that_goes_on_from_a_live_sequence_computes_the_rest():
     assert done.tokens.tolist() == _alone(longer, Sampling(max_tokens=6), seed=1).tokens.tolist()
 
 
-def test_a_long_prefill_in_chunks_equals_one_in_a_piece(monkeypatch: pytest.MonkeyPatch):
+def test_long_prefill_in_chunks_equals_one_in_a_piece(monkeypatch: pytest.MonkeyPatch):
     whole = serve().run([PROMPT, PROMPT[:17]], Sampling(max_tokens=6))
     monkeypatch.setattr("corrente.engine.embedded.prefill.CHUNK", 7)
     pieces = serve().run([PROMPT, PROMPT[:17]], Sampling(max_tokens=6))
@@ -151,14 +152,14 @@ def test_end_ids_come_from_the_generation_config(tmp_path: Path):
     assert (stopped.finish_reason, int(stopped.tokens[-1])) == ("stop", int(free.tokens[3]))
 
 
-def test_a_budget_is_clipped_to_the_context():
+def test_budget_is_clipped_to_the_context():
     served = serve()
     long = np.resize(PROMPT, CONTEXT - 3)
     (done,) = served.run([long], Sampling(max_tokens=500))
     assert (len(done.tokens), done.finish_reason) == (3, "length")
 
 
-def test_a_budget_of_nothing_is_an_empty_completion():
+def test_budget_of_nothing_is_an_empty_completion():
     (done,) = serve().run([PROMPT], Sampling(max_tokens=0))
     assert (len(done.tokens), done.spans, done.finish_reason) == (0, (), "length")
 
@@ -172,16 +173,16 @@ def test_a_budget_of_nothing_is_an_empty_completion():
         (np.array([-1], np.int32), "token ids"),
     ],
 )
-def test_a_prompt_that_cannot_be_served_is_refused(tokens: np.ndarray, message: str):
+def test_prompt_that_cannot_be_served_is_refused(tokens: np.ndarray, message: str):
     served = serve()
     with pytest.raises(GenerationError, match=message):
         served.submit(tokens, Sampling())
     assert served.core.idle
 
 
-def test_a_request_before_weights_or_with_a_used_id_is_refused():
+def test_request_before_weights_or_with_a_used_id_is_refused():
     where, model, _ = tiny("llama")
-    request = Request(id="a", tokens=PROMPT, sampling=Sampling(max_tokens=2))
+    request = samples.request(id="a", tokens=PROMPT, max_tokens=2)
     with pytest.raises(GenerationError, match="no weights"):
         EmbeddedCore(model=where).submit(request)
     served = Served(where, model)
@@ -218,7 +219,7 @@ def spelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return spell(tmp_path_factory.mktemp("spelled"))
 
 
-def test_a_stop_string_ends_a_completion_across_token_borders(spelled: tuple[Path, Any]):
+def test_stop_string_ends_a_completion_across_token_borders(spelled: tuple[Path, Any]):
     sampling = Sampling(max_tokens=12, temperature=0)
     (free,) = Served(*spelled).run([PROMPT], sampling)
     assert len(free.text) == 24
@@ -239,9 +240,7 @@ def test_text_excludes_the_stop_token(spelled: tuple[Path, Any]):
 
 
 @pytest.mark.parametrize("told", ["the tokenizer's end of sequence", "a stop string"])
-def test_a_special_token_ends_a_completion_though_no_text_shows_it(
-    spelled: tuple[Path, Any], tmp_path: Path, told: str
-):
+def test_special_token_ends_a_completion_though_no_text_shows_it(spelled: tuple[Path, Any], tmp_path: Path, told: str):
     sampling = Sampling(max_tokens=12, temperature=0)
     (free,) = Served(*spelled).run([PROMPT], sampling)
     tokenizer = AutoTokenizer.from_pretrained(spelled[0])

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.numerics.engine_tiny import CONTEXT, Served, spell, tiny
 
-from corrente.data.types import Completion, Request, Sampling, Span
+from corrente.data.types import Completion, Request, Sampling
 from corrente.engine.embedded.stop import StopStrings
 from corrente.errors import GenerationError
+from corrente.testing import samples
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
 PATHS = [("llama", "lean"), ("qwen3", "lean"), ("llama", "hf"), ("qwen3", "hf"), ("gpt2", "hf")]
@@ -33,7 +34,7 @@ def serve(kind: str = "llama", path: str = "auto", **options: Any) -> Served:
 def members(sampling: Sampling, *, prompts: int = 2, each: int = 3) -> list[Request]:
     """Groups of requests with equal prompts; the prompts of different groups begin alike."""
     return [
-        Request(id=f"{g}/{i}", tokens=np.append(PROMPT, 300 + g).astype(np.int32), sampling=sampling, seed=10 * g + i)
+        samples.request(id=f"{g}/{i}", tokens=np.append(PROMPT, 300 + g), sampling=sampling, seed=10 * g + i)
         for g in range(prompts)
         for i in range(each)
     ]
@@ -86,7 +87,7 @@ def test_groups_that_are_interrupted_again_and_again_end_as_undisturbed(kind: st
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_interruption_at_every_token_changes_nothing(temperature: float):
-    request = Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=12, temperature=temperature), seed=4)
+    request = samples.request(tokens=PROMPT, max_tokens=12, temperature=temperature, seed=4)
     served = serve()
     whole = undisturbed(served, [request])["r"]
     for written in range(1, 12):
@@ -100,29 +101,21 @@ def test_interruption_at_every_token_changes_nothing(temperature: float):
 
 def head(whole: Completion, count: int) -> Completion:
     """What an interruption after ``count`` tokens leaves of a completion of version 0."""
-    return Completion(
-        tokens=whole.tokens[:count],
-        logprobs=whole.logprobs[:count],
-        spans=(Span(0, 0, count),),
-        finish_reason="abort",
+    return samples.completion(
+        tokens=whole.tokens[:count], logprobs=whole.logprobs[:count], finish_reason="abort", text=""
     )
 
 
 def aborted(served: Served, request: Request, *, steps: int) -> Completion:
     """What a request has after so many steps, the first of which samples two tokens."""
-    served.core.submit(request)
-    for _ in range(steps):
-        assert not served.core.step()
-    served.core.abort([request.id])
-    ((_, partial),) = served.core.step()
-    assert isinstance(partial, Completion)
+    partial = served.interrupted(request, steps=steps)
     assert (partial.finish_reason, len(partial.tokens)) == ("abort", steps + 1)
     return partial
 
 
-def test_a_budget_counts_what_was_written_however_often_it_is_interrupted():
+def test_budget_counts_what_was_written_however_often_it_is_interrupted():
     served = serve()
-    request = Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=5))
+    request = samples.request(tokens=PROMPT, max_tokens=5)
     parts: list[Completion] = []
     while sum(len(part.tokens) for part in parts) < 5:
         served.core.submit(request)
@@ -137,8 +130,8 @@ def test_a_budget_counts_what_was_written_however_often_it_is_interrupted():
     assert (len(spent.tokens), spent.finish_reason, spent.spans) == (0, "length", ())
 
 
-def test_a_resumed_request_is_clipped_to_the_context():
-    request = Request(id="r", tokens=np.resize(PROMPT, CONTEXT - 6), sampling=Sampling(max_tokens=50), seed=1)
+def test_resumed_request_is_clipped_to_the_context():
+    request = samples.request(tokens=np.resize(PROMPT, CONTEXT - 6), max_tokens=50, seed=1)
     served = serve()
     whole = undisturbed(served, [request])["r"]
     first = aborted(served, request, steps=2)
@@ -147,7 +140,7 @@ def test_a_resumed_request_is_clipped_to_the_context():
     assert (len(joined.tokens), joined.finish_reason) == (6, "length")
 
 
-def test_a_resumed_member_of_a_live_group_computes_only_what_it_wrote():
+def test_resumed_member_of_a_live_group_computes_only_what_it_wrote():
     served = serve()
     group = members(Sampling(max_tokens=40), prompts=1)
     for request in group:
@@ -165,9 +158,9 @@ def test_a_resumed_member_of_a_live_group_computes_only_what_it_wrote():
     assert part.then(done["0/1"]).tokens.tolist() == undisturbed(serve(), group)["0/1"].tokens.tolist()
 
 
-def test_what_is_computed_again_is_counted():
+def test_tokens_that_are_computed_again_are_counted():
     served = serve()
-    request = Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=20))
+    request = samples.request(tokens=PROMPT, max_tokens=20)
     part = aborted(served, request, steps=5)
     before = served.core.stats()
     undisturbed(served, [request.after(part)])
@@ -177,23 +170,18 @@ def test_what_is_computed_again_is_counted():
     assert after.busy_s > before.busy_s
 
 
-def test_what_was_written_must_leave_a_prompt():
+def test_written_tokens_must_leave_a_prompt():
     served = serve()
     for written, message in ((len(PROMPT), "empty"), (len(PROMPT) + 1, "empty"), (-1, "written is -1")):
         with pytest.raises(GenerationError, match=message):
-            served.core.submit(Request(id="r", tokens=PROMPT, sampling=Sampling(), written=written))
+            served.core.submit(samples.request(tokens=PROMPT, written=written))
     assert served.core.idle
 
 
-def test_a_completion_that_was_over_stays_over():
+def test_completion_that_was_over_stays_over():
     """An engine that ends on a token another engine went on from does not sample past it."""
     served = serve()
-    request = Request(
-        id="r",
-        tokens=np.append(PROMPT, [300, 7]).astype(np.int32),
-        sampling=Sampling(max_tokens=9, stop_token_ids=(7,)),
-        written=2,
-    )
+    request = samples.request(tokens=np.append(PROMPT, [300, 7]), stop_token_ids=(7,), written=2)
     done = undisturbed(served, [request])["r"]
     assert (len(done.tokens), done.finish_reason) == (0, "stop")
 
@@ -223,13 +211,12 @@ def test_partials_tell_what_live_requests_have_and_change_nothing():
 # ---- stop strings --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_string_half_before_and_half_after_an_interruption_ends_the_completion(tmp_path: Path):
+def test_stop_string_half_before_and_half_after_an_interruption_ends_the_completion(tmp_path: Path):
     path, model = spell(tmp_path)
     served = Served(path, model)
-    free = undisturbed(served, [Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=12), seed=2)])["r"]
+    free = undisturbed(served, [samples.request(tokens=PROMPT, max_tokens=12, seed=2)])["r"]
     across = free.text[11:15]
-    sampling = Sampling(max_tokens=12, stop=("zzzz", across))
-    request = Request(id="r", tokens=PROMPT, sampling=sampling, seed=2)
+    request = samples.request(tokens=PROMPT, max_tokens=12, stop=("zzzz", across), seed=2)
     whole = undisturbed(served, [request])["r"]
     assert (whole.finish_reason, whole.text) == ("stop", free.text[: free.text.index(across)])
     for written in range(1, len(whole.tokens)):
@@ -239,10 +226,10 @@ def test_a_stop_string_half_before_and_half_after_an_interruption_ends_the_compl
         assert first.then(rest).tokens.tolist() == whole.tokens.tolist()
 
 
-def test_the_text_of_a_resumed_completion_is_the_whole(tmp_path: Path):
+def test_text_of_a_resumed_completion_is_the_whole(tmp_path: Path):
     path, model = spell(tmp_path)
     served = Served(path, model)
-    request = Request(id="r", tokens=PROMPT, sampling=Sampling(max_tokens=12), seed=2)
+    request = samples.request(tokens=PROMPT, max_tokens=12, seed=2)
     whole = undisturbed(served, [request])["r"]
     first = aborted(served, request, steps=4)
     assert first.text == whole.text[:10]
@@ -261,7 +248,7 @@ def _noticed(watch: StopStrings, tokens: Sequence[int]) -> list[bool]:
 @given(
     st.text("ab∑é", max_size=60), st.lists(st.text("ab∑é", min_size=1, max_size=4), min_size=1, max_size=2), st.data()
 )
-def test_a_watch_that_catches_up_is_where_it_would_have_been(text: str, stops: list[str], data: st.DataObject):
+def test_watch_that_catches_up_is_where_it_would_have_been(text: str, stops: list[str], data: st.DataObject):
     """One byte a token, so that interruptions fall inside characters."""
     tokens = list(text.encode())
     at = data.draw(st.integers(0, len(tokens)))

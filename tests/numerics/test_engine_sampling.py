@@ -79,7 +79,7 @@ def test_draws_follow_the_truncated_distribution(sampling: Sampling):
     assert (np.abs(seen - expected) <= 5 * deviation + 1.5 / count).all()
 
 
-def test_a_mixed_batch_draws_what_each_row_draws_alone():
+def test_mixed_batch_draws_what_each_row_draws_alone():
     logits = random_logits(len(MIXES) + 1)
     mixes = [*MIXES, Sampling(temperature=0)]
     together = sample(logits, mixes, seeds=list(range(len(mixes))))
@@ -97,7 +97,7 @@ def test_greedy_takes_the_largest_logit_and_reports_the_untempered_logprob():
     np.testing.assert_allclose(logprobs, expected, atol=1e-5)
 
 
-def test_a_flat_distribution_widens_the_candidates_until_they_suffice():
+def test_flat_distribution_widens_the_candidates_until_they_suffice():
     logits = random_logits(16, spread=0.01, vocabulary=5000)
     tokens, logprobs, _ = sample(logits, [Sampling(top_p=0.9)] * 16, seeds=list(range(16)))
     assert len(set(tokens.tolist())) > 8
@@ -107,7 +107,7 @@ def test_a_flat_distribution_widens_the_candidates_until_they_suffice():
 @pytest.mark.parametrize(
     "sampling", [Sampling(top_p=0.9), Sampling(top_p=0.999, min_p=0.003, temperature=1.3)], ids=str
 )
-def test_a_wide_nucleus_is_exact_among_equal_logits(sampling: Sampling):
+def test_wide_nucleus_is_exact_among_equal_logits(sampling: Sampling):
     """Half-precision logits, of which many are equal, over a vocabulary far larger than the first candidates."""
     logits = random_logits(24, vocabulary=9000).astype(np.float16).astype(np.float32)
     tokens, logprobs, _ = sample(logits, [sampling] * 24, seeds=list(range(24)))
@@ -135,7 +135,7 @@ def _ties_at_the_edge(row: np.ndarray, sampling: Sampling) -> bool:
     return bool((row[~kept] == row[kept].min()).any())
 
 
-def test_a_peaked_distribution_gives_no_token_of_weight_zero():
+def test_peaked_distribution_gives_no_token_of_weight_zero():
     logits = np.full((200, VOCABULARY), -1e4, np.float32)
     logits[:, 777] = 0
     tokens, logprobs, _ = sample(logits, [Sampling()] * 200, seeds=list(range(200)))
@@ -143,7 +143,7 @@ def test_a_peaked_distribution_gives_no_token_of_weight_zero():
     assert not logprobs.any()
 
 
-def test_the_likeliest_token_is_always_kept():
+def test_likeliest_token_is_always_kept():
     logits = random_logits(8)
     tokens, logprobs, _ = sample(logits, [Sampling(top_p=0.0)] * 8, seeds=list(range(8)))
     assert tokens.tolist() == logits.argmax(-1).tolist()

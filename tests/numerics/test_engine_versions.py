@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
 
-from corrente.data.types import Completion, Request, Sampling, Span, Tokens
+from corrente.data.types import Completion, Sampling, Span, Tokens
 from corrente.engine.embedded.kv import KVCache
 from corrente.engine.embedded.rows import LiveRows
 from corrente.engine.embedded.sequence import LiveSequence
@@ -20,6 +20,7 @@ from corrente.engine.embedded.weights import EmbeddedWeights
 from corrente.errors import SyncError
 from corrente.sync import pack
 from corrente.sync.base import Update
+from corrente.testing import samples
 
 PROMPT = np.arange(20, 50, dtype=np.int32)
 PATHS = [("llama", "lean"), ("qwen3", "lean"), ("llama", "hf"), ("gpt2", "hf")]
@@ -94,7 +95,7 @@ def test_sequences_end_in_every_way_under_two_versions():
             assert done[f"{name}/{at}"].tokens.tolist() == expected.tokens.tolist()
 
 
-def test_a_slot_is_vacant_once_nobody_samples_from_it():
+def test_slot_is_vacant_once_nobody_samples_from_it():
     served, other = serve()
     core = served.core
     assert (core.held, core.vacant(0), core.vacant(1)) == (Update(version=0, slot=0), True, True)
@@ -118,7 +119,7 @@ def test_a_slot_is_vacant_once_nobody_samples_from_it():
     assert core.stats().version == 2
 
 
-def test_an_abort_makes_a_slot_vacant():
+def test_abort_makes_a_slot_vacant():
     served, other = serve()
     served.submit(PROMPT, LONG, name="old")
     served.core.step()
@@ -128,7 +129,7 @@ def test_an_abort_makes_a_slot_vacant():
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_a_swap_ends_a_snapshot(mode: Any):
+def test_swap_ends_a_snapshot(mode: Any):
     """The sequences that kept the old weights go on under the new ones, over the keys and values that the mode says."""
     served, other = serve()
     served.submit(PROMPT, LONG, name="old", seed=1)
@@ -180,7 +181,7 @@ def test_keys_and_values_are_never_shared_across_versions(path: str):
         assert done[name].tokens.tolist() == alone("llama", path, 1, PROMPT, LONG, seed).tokens.tolist()
 
 
-def test_a_version_made_twice_shares_nothing_with_itself():
+def test_version_made_twice_shares_nothing_with_itself():
     """The number of a version may come back with other bytes, after a run was resumed: numbers are no proof of equality."""
     served, other = serve()
     served.submit(PROMPT, LONG, name="old")
@@ -208,7 +209,7 @@ def test_scores_are_those_of_the_newest_weights_while_a_snapshot_lasts():
 
 
 def _live(name: int) -> LiveSequence:
-    request = Request(id=str(name), tokens=np.array([name, name], np.int32), sampling=Sampling())
+    request = samples.request(id=str(name), tokens=(name, name))
     return LiveSequence(request, room=4, stop_ids=frozenset(), decode=None, vocabulary=VOCABULARY)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,8 @@ from corrente.algo import credit, estimators, gdpo, shaping
 from corrente.algo.advantages import as_rewards
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Algo, Filter, Reward, RunConfig
-from corrente.data.types import Completion, Episode, Group, Prompt, Sampling, Span, StepScore, Turn
+from corrente.data.types import Episode, Group, Sampling, StepScore
+from corrente.testing import samples
 
 TOLERANCE = 1e-6
 EPS = 1e-4
@@ -28,32 +30,14 @@ def _episode(
     steps: tuple[StepScore, ...] = (),
 ) -> Episode:
     """A prompt, then a completion per length with a given token between them."""
-    turns = [Turn(speaker="user", tokens=np.array([1, 2], np.int32))]
+    turns: list[Any] = [(1, 2)]
     for length in lengths or (2,):
-        tokens = np.arange(5, 5 + length, dtype=np.int32)
-        completion = Completion(
-            tokens=tokens,
-            logprobs=np.full(length, -0.5, np.float32),
-            spans=(Span(0, 0, length),) if length else (),
-            finish_reason="stop",
-        )
-        turns += [Turn(speaker="policy", tokens=tokens, completion=completion, parent=len(turns) - 1)]
-        turns += [Turn(speaker="user", tokens=np.array([3], np.int32), parent=len(turns) - 1)]
-    return Episode(
-        prompt_id="0/0",
-        group_id=0,
-        index=index,
-        turns=tuple(turns),
-        reward=reward,
-        scores=scores or {},
-        step_scores=steps,
-    )
+        turns += [samples.completion(tokens=range(5, 5 + length)), (3,)]
+    return samples.episode(index=index, turns=turns, reward=reward, scores=scores or {}, step_scores=steps)
 
 
 def _group(*episodes: Episode, number: int = 0) -> Group:
-    return Group(
-        id=number, prompt=Prompt(id="0/0", tokens=np.array([1, 2], np.int32)), episodes=episodes, admitted_version=0
-    )
+    return samples.group(id=number, episodes=episodes)
 
 
 def _algorithm(algo: Algo, *, filters: Filter | None = None, max_tokens: int = 10, weights=()) -> GroupedAlgorithm:
@@ -287,10 +271,9 @@ def test_rows_without_advantage_stay_where_they_have_a_gradient(algo, rows):
 
 def test_scores_of_steps_survive_a_withheld_beginning():
     """Tokens too old to train on lose their advantage; those that stay keep theirs."""
-    episode = _episode(1.0, 4, steps=(StepScore(1, 0, 4, 1.0),))
-    completion = msgspec.structs.replace(episode.turns[1].completion, spans=(Span(0, 0, 2), Span(3, 2, 4)))
-    turns = (episode.turns[0], msgspec.structs.replace(episode.turns[1], completion=completion), *episode.turns[2:])
-    group = _group(msgspec.structs.replace(episode, turns=turns), _episode(0.0, 4))
+    turns = [(1, 2), samples.completion(versions=(0, 0, 3, 3)), (3,)]
+    mixed = samples.episode(turns=turns, reward=1.0, step_scores=(StepScore(1, 0, 4, 1.0),))
+    group = _group(mixed, _episode(0.0, 4))
     algorithm = _algorithm(Algo(credit="step", scale_rewards="none"))
     row = algorithm.batch([group], step=0, version=4, oldest_trainable=[2]).rows[0]
     assert row.loss_mask.tolist() == [False, False, False, False, True, True, False]

@@ -17,14 +17,17 @@ from tests.numerics.continued import check_continues, same, weights
 from transformers import AutoModelForCausalLM
 
 from corrente import config as c
+from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
+from corrente.backends.base import StepOptimizer
 from corrente.backends.single import SingleDevice
 from corrente.config import RunConfig
 from corrente.data.types import Batch, Row, Sampling
 from corrente.errors import CheckpointError, ConfigError, DivergedError
 from corrente.learner.core import TorchLearner
-from corrente.learner.model import Policy, compute_dtype
-from corrente.learner.packing import plan
+from corrente.learner.model import compute_dtype
+from corrente.learner.packing import plan_packs
+from corrente.learner.policy import Policy
 from corrente.learner.schedule import learning_rate
 
 
@@ -58,16 +61,18 @@ def _plain_gradient(
     flat = logprobs(model, batch.rows)
     rows = [torch.from_numpy(row.loss_mask) for row in batch.rows]
     loss = objective(
-        torch.cat(flat),
-        behaviour_K=torch.cat(
-            [torch.from_numpy(r.logprobs)[m].double() for r, m in zip(batch.rows, rows, strict=True)]
-        ),
-        advantages_K=torch.cat(
-            [torch.from_numpy(r.advantages)[m].double() for r, m in zip(batch.rows, rows, strict=True)]
-        ),
-        weights_K=torch.cat(
-            [torch.full((len(f),), w, dtype=torch.float64) for f, w in zip(flat, weights_R, strict=True)]
-        ),
+        Trained(
+            logprobs_K=torch.cat(flat),
+            behaviour_K=torch.cat(
+                [torch.from_numpy(r.logprobs)[m].double() for r, m in zip(batch.rows, rows, strict=True)]
+            ),
+            advantages_K=torch.cat(
+                [torch.from_numpy(r.advantages)[m].double() for r, m in zip(batch.rows, rows, strict=True)]
+            ),
+            weights_K=torch.cat(
+                [torch.full((len(f),), w, dtype=torch.float64) for f, w in zip(flat, weights_R, strict=True)]
+            ),
+        )
     )
     loss.total.backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -93,9 +98,9 @@ def test_gradient_is_the_same_for_every_split(name, aggregation, build_model, bu
     counts = set()
     for folds in (True, False):
         policy = Policy(model)
-        policy.folds = policy.folds and folds
+        policy.traits = policy.traits._replace(prefix_tree=policy.traits.prefix_tree and folds)
         for budget in (10_000, 60, 30, 1):
-            packs = plan(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=budget)
+            packs = plan_packs(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=budget)
             counts.add(len(packs))
             model.zero_grad()
             for pack in packs:
@@ -103,7 +108,7 @@ def test_gradient_is_the_same_for_every_split(name, aggregation, build_model, bu
                     name: torch.from_numpy(getattr(pack, name)).double()
                     for name in ("behaviour_K", "advantages_K", "weights_K")
                 }
-                objective(policy.logprobs(pack)[0].logprobs_K, **tensors).total.backward()
+                objective(Trained(logprobs_K=policy(pack).logprobs_K, **tensors)).total.backward()
             for parameter_name, parameter in model.named_parameters():
                 torch.testing.assert_close(parameter.grad, want[parameter_name], atol=1e-10, rtol=1e-10)
     assert {1, len(batch.rows)} < counts
@@ -113,13 +118,13 @@ def test_gradient_is_the_same_for_every_split(name, aggregation, build_model, bu
 def test_gradient_equals_finite_differences_of_the_loss(build_model, build_batch):
     model, batch = build_model(), build_batch(2, 2)
     objective, policy = PolicyObjective(RunConfig()), Policy(model)
-    (pack,) = plan(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=1000)
+    (pack,) = plan_packs(batch.rows, weights_R=objective.row_weights(batch), version=5, budget=1000)
     tensors = {
         name: torch.from_numpy(getattr(pack, name)).double() for name in ("behaviour_K", "advantages_K", "weights_K")
     }
 
     def loss() -> torch.Tensor:
-        return objective(policy.logprobs(pack)[0].logprobs_K, **tensors).total
+        return objective(Trained(logprobs_K=policy(pack).logprobs_K, **tensors)).total
 
     loss().backward()
     rng = np.random.default_rng(0)
@@ -169,7 +174,7 @@ def test_gradient_checkpointing_changes_nothing(model_dir, build_batch):
 def test_dropout_of_the_model_is_off(model_dir, build_batch, plain_logprobs, build_model):
     """GPT-2 comes with dropout 0.1: the ratio of an unchanged policy must be 1 all the same."""
     core = TorchLearner(_config(model_dir("gpt2"), learner=c.LearnerConfig(gradient_checkpointing=True)))
-    assert core._policy.model.config.resid_pdrop == 0.1
+    assert core.model.config.resid_pdrop == 0.1
     batch = _on_policy(build_model("gpt2", dtype=torch.float32), build_batch(), plain_logprobs)
     assert core.step(batch)["mismatch/logprob_gap_max"] < 1e-4
 
@@ -179,13 +184,13 @@ def test_dropout_of_the_model_is_off(model_dir, build_batch, plain_logprobs, bui
 
 def _moves_nothing(core: TorchLearner, batch: Batch) -> dict[str, float]:
     """What a step of this batch reports, after it left weights and optimizer as they were."""
-    before, state = weights(core), core._backend.state()
+    before, state = weights(core), core.optimizer.state()
     moments = {k: {n: t.clone() for n, t in s.items()} for k, s in state["state"].items()}
     report = core.step(batch)
     assert same(weights(core), before)
-    after = core._backend.state()["state"]
+    after = core.optimizer.state()["state"]
     assert all(torch.equal(after[k][n], t) for k, s in moments.items() for n, t in s.items())
-    assert all(parameter.grad is None for parameter in core._policy.model.parameters())
+    assert all(parameter.grad is None for parameter in core.model.parameters())
     return report
 
 
@@ -206,7 +211,7 @@ def test_step_without_gradient_changes_nothing_though_the_optimizer_has_momentum
         batch = msgspec.structs.replace(batch, rows=tuple(flat))
     else:
         core = TorchLearner(_config(model_dir(), learner=learner, staleness=c.Staleness(veto=1e9)))
-        core._backend.restore(taught._backend.state())
+        core.optimizer.restore(taught.optimizer.state())
     report = _moves_nothing(core, batch)
     assert report["train/grad_norm"] == 0
     assert report["train/tokens"] > 0
@@ -255,20 +260,20 @@ def test_divergence_raises_and_moves_nothing(fault, model_dir, build_batch):
         bad = msgspec.structs.replace(
             good, rows=tuple(msgspec.structs.replace(r, logprobs=p) for r, p in zip(good.rows, poison, strict=True))
         )
-    before, moments = weights(core), {k: v["exp_avg"].clone() for k, v in core._backend.state()["state"].items()}
+    before, moments = weights(core), {k: v["exp_avg"].clone() for k, v in core.optimizer.state()["state"].items()}
     with pytest.raises(DivergedError):
         core.step(bad)
     assert all(
         torch.equal(a, b) or a.isnan().any() for a, b in zip(before.values(), weights(core).values(), strict=True)
     )
-    assert all(torch.equal(core._backend.state()["state"][k]["exp_avg"], m) for k, m in moments.items())
-    assert all(parameter.grad is None for parameter in core._policy.model.parameters())
+    assert all(torch.equal(core.optimizer.state()["state"][k]["exp_avg"], m) for k, m in moments.items())
+    assert all(parameter.grad is None for parameter in core.model.parameters())
 
 
 def test_infinite_gradient_of_a_finite_loss_raises(model_dir, build_batch):
     core = TorchLearner(_config(model_dir()))
     before = weights(core)
-    core._policy.model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * math.inf)
+    core.model.model.embed_tokens.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(DivergedError, match="gradient norm"):
         core.step(build_batch())
     assert same(before, weights(core))
@@ -291,12 +296,12 @@ def test_end_of_sequence_is_trained_also_when_it_is_the_padding_token(model_dir,
     )
     core = TorchLearner(_config(model_dir(), algo=c.Algo(epsilon=0.99, epsilon_high=50.0, delta=None)))
     for folds in (True, False):
-        core._policy.folds = folds
+        core.policy.traits = core.policy.traits._replace(prefix_tree=folds)
         ids = torch.from_numpy(tokens[0]).long()[None]
-        before = core._policy.model(input_ids=ids).logits[0, 2].log_softmax(-1)[0].item()
+        before = core.model(input_ids=ids).logits[0, 2].log_softmax(-1)[0].item()
         report = core.step(Batch(step=0, version=0, rows=rows, sequences=2, tokens=4))
         assert report["train/tokens"] == 4
-        assert core._policy.model(input_ids=ids).logits[0, 2].log_softmax(-1)[0].item() > before
+        assert core.model(input_ids=ids).logits[0, 2].log_softmax(-1)[0].item() > before
 
 
 # ---- what is reported ---------------------------------------------------------------------------------------------------------
@@ -435,14 +440,16 @@ def test_checkpoint_continues_as_if_never_stopped(model_dir, build_batch, tmp_pa
 def test_a_restored_optimizer_keeps_its_moments_and_takes_the_settings_it_is_given():
     def stepped(
         settings: c.LearnerConfig, start: float, state: dict[str, Any] | None = None
-    ) -> tuple[SingleDevice, float]:
-        weight = torch.nn.Parameter(torch.tensor([[start]]))
-        backend = SingleDevice([weight], learner=settings)
+    ) -> tuple[StepOptimizer, float]:
+        layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(layer.weight, start)
+        backend = SingleDevice(c.Single(), learner=settings)
+        optimizer = backend.optimizer(backend.prepare(layer))
         if state is not None:
-            backend.restore(state)
-        backend.accumulate(2.0 * weight.sum())
-        backend.step(lr=0.1, norm=2.0, max_norm=0.0)
-        return backend, weight.item()
+            optimizer.restore(state)
+        backend.accumulate(2.0 * layer.weight.sum())
+        optimizer.step(lr=0.1, norm=2.0, max_norm=0.0)
+        return optimizer, layer.weight.item()
 
     before, _ = stepped(c.LearnerConfig(), 1.0)
     after, moved = stepped(c.LearnerConfig(betas=(0.5, 0.0), eps=1.0, weight_decay=0.5), 3.0, before.state())

@@ -15,7 +15,7 @@ from corrente.algo import checks
 from corrente.config import Algo, RunConfig, Staleness
 from corrente.data.types import Batch
 from corrente.learner.core import TorchLearner
-from corrente.learner.packing import plan
+from corrente.learner.packing import plan_packs
 
 OF_LOSS: dict[str, dict[str, Any]] = {
     "gspo": {"epsilon": 0.05, "epsilon_high": 0.06},
@@ -58,11 +58,11 @@ def _config(path: Path, algo: dict[str, Any], staleness: dict[str, Any], **learn
 
 
 def _gradient(core: TorchLearner, batch: Batch, *, budget: int) -> tuple[dict[str, torch.Tensor], int]:
-    packs = plan(batch.rows, weights_R=core._objective.row_weights(batch), version=batch.version, budget=budget)
-    core._gradient(packs, core._survey(packs), fresh=True)
-    parameters = dict(core._policy.model.named_parameters())
+    packs = plan_packs(batch.rows, weights_R=core.objective.row_weights(batch), version=batch.version, budget=budget)
+    core.gradient.accumulate(packs, core.gradient.survey(packs), fresh=True)
+    parameters = dict(core.model.named_parameters())
     found = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
-    core._backend.discard()
+    core.backend.discard()
     return found, len(packs)
 
 
@@ -91,7 +91,7 @@ def test_gradient_is_the_same_for_every_split_and_padding(case, model_dir, stale
     scale = max(float(g.abs().max()) for g in want.values())
     assert scale > 1e-5
     for folds, budget in ((True, 40), (False, 10_000), (False, 1)):
-        core._policy.folds = folds
+        core.policy.traits = core.policy.traits._replace(prefix_tree=folds)
         got, packs = _gradient(core, stale, budget=budget)
         assert packs == 1 if budget == 10_000 else packs > 1
         assert got.keys() == want.keys()

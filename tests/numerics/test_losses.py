@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from corrente.algo import aggregate, checks, clip
+from corrente.algo.base import Trained
 from corrente.algo.kl import k3
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.ratio import log_ratio
 from corrente.config import Algo, RunConfig, Staleness
-from corrente.data.types import Batch, Row, Sampling
+from corrente.data.types import Sampling
 from corrente.errors import ConfigError
 from corrente.learner import head
+from corrente.testing import samples
 
 
 def _f(*values: float) -> torch.Tensor:
@@ -33,11 +35,13 @@ def _loss(
     behaviour = torch.full_like(ratio, -1.5)
     logprobs = (behaviour + ratio.log()).requires_grad_()
     loss = objective(
-        logprobs,
-        behaviour_K=behaviour,
-        advantages_K=advantages,
-        weights_K=torch.ones_like(ratio),
-        reference_K=reference,
+        Trained(
+            logprobs_K=logprobs,
+            behaviour_K=behaviour,
+            advantages_K=advantages,
+            weights_K=torch.ones_like(ratio),
+            reference_K=reference,
+        )
     )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     return loss, gradient
@@ -103,7 +107,13 @@ def test_gradient_equals_finite_differences(correct, beta):
         proximal = at if correct != "none" else behaviour
         if correct == "none":
             return objective(
-                logprobs, behaviour_K=behaviour, advantages_K=advantages, weights_K=weights, reference_K=reference
+                Trained(
+                    logprobs_K=logprobs,
+                    behaviour_K=behaviour,
+                    advantages_K=advantages,
+                    weights_K=weights,
+                    reference_K=reference,
+                )
             ).total
         # the constant weight is the ratio at the point of differentiation; only pi / pi_prox moves
         rho = (at - behaviour).exp()
@@ -115,7 +125,15 @@ def test_gradient_equals_finite_differences(correct, beta):
         return value
 
     logprobs = at.clone().requires_grad_()
-    loss = objective(logprobs, behaviour_K=behaviour, advantages_K=advantages, weights_K=weights, reference_K=reference)
+    loss = objective(
+        Trained(
+            logprobs_K=logprobs,
+            behaviour_K=behaviour,
+            advantages_K=advantages,
+            weights_K=weights,
+            reference_K=reference,
+        )
+    )
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     step = 1e-6
     for k in range(40):
@@ -130,7 +148,13 @@ def test_no_gradient_flows_through_recorded_logprobs():
         inputs = [_f(-1.0, -2.0).requires_grad_() for _ in range(3)]
         objective = _objective(Algo(beta=0.5), correct=correct)
         loss = objective(
-            inputs[0], behaviour_K=inputs[1], advantages_K=_f(1.0, -1.0), weights_K=_f(1.0, 1.0), reference_K=inputs[2]
+            Trained(
+                logprobs_K=inputs[0],
+                behaviour_K=inputs[1],
+                advantages_K=_f(1.0, -1.0),
+                weights_K=_f(1.0, 1.0),
+                reference_K=inputs[2],
+            )
         )
         loss.total.backward()
         assert inputs[0].grad is not None
@@ -211,16 +235,9 @@ def test_fixed_length_divides_by_the_budget():
 @pytest.mark.parametrize(("loss", "want"), [("dapo", 1 / 20), ("grpo", 1 / (4 * 2)), ("dr_grpo", 1 / (4 * 16))])
 def test_denominators_are_those_of_the_whole_step(loss, want):
     """Four episodes and twenty tokens entered the step; one row of two trained tokens is left of them."""
-    row = Row(
-        group=0,
-        tokens=np.arange(4, dtype=np.int32),
-        loss_mask=np.array([False, False, True, True]),
-        logprobs=np.zeros(4, np.float32),
-        versions=np.zeros(4, np.int32),
-        advantages=np.ones(4, np.float32),
-    )
+    row = samples.row(tokens=range(4), prompt_tokens=2)
     objective = PolicyObjective(RunConfig(algo=Algo(loss=loss), sampling=Sampling(max_tokens=16)))
-    weights = objective.row_weights(Batch(step=0, version=0, rows=(row,), sequences=4, tokens=20))
+    weights = objective.row_weights(samples.batch(rows=[row], sequences=4, tokens=20))
     assert weights.tolist() == [pytest.approx(want)]
 
 
@@ -276,7 +293,10 @@ def test_entropy_is_differentiable(temperature, chunk, keep, both, monkeypatch):
     every = torch.log_softmax(logits / temperature, -1)
     want = torch.autograd.grad(total(every[slot, targets], -(every.exp() * every).sum(-1)), leaves)
     kwargs = {"slot_K": slot, "targets_K": targets, "temperature": temperature}
-    for out in (head.token_logprobs(*leaves, None, **kwargs), head.from_logits(leaves[0] @ leaves[1].T, **kwargs)):
+    for out in (
+        head.token_logprobs(*leaves, None, **kwargs),
+        head.logprobs_from_logits(leaves[0] @ leaves[1].T, **kwargs),
+    ):
         for mine, theirs in zip(torch.autograd.grad(total(*out[:2]), leaves), want, strict=True):
             torch.testing.assert_close(mine, theirs)
 

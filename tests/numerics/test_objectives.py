@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 
+from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.objectives import OBJECTIVES
 from corrente.algo.policy import PolicyInputs
@@ -265,12 +266,14 @@ def test_no_gradient_through_what_is_given(name: str, correct: str):
     reference = (data["proximal"] - 0.1).requires_grad_()
     logprobs = data["logprobs"].clone().requires_grad_()
     loss = objective(
-        logprobs,
-        behaviour_K=given["behaviour_K"],
-        advantages_K=given["advantages_K"].detach(),
-        weights_K=torch.ones_like(logprobs),
-        row_K=data["row"],
-        reference_K=reference,
+        Trained(
+            logprobs_K=logprobs,
+            behaviour_K=given["behaviour_K"],
+            advantages_K=given["advantages_K"].detach(),
+            weights_K=torch.ones_like(logprobs),
+            row_K=data["row"],
+            reference_K=reference,
+        )
     )
     loss.total.backward()
     assert logprobs.grad is not None

@@ -9,23 +9,18 @@ from hypothesis import strategies as st
 
 from corrente.data.types import Row
 from corrente.errors import AlignmentError, DivergedError
-from corrente.learner.packing import as_tree, padded_tokens, plan
+from corrente.learner.packing import as_tree, padded_tokens, plan_packs
+from corrente.testing import samples
 
 
 def _row(group: int, tokens: list[int], trained: int = 1, **changes) -> Row:
     """The last ``trained`` tokens are trained on."""
-    count = len(tokens)
-    mask = np.arange(count) >= count - trained
-    fields = {
-        "logprobs": np.where(mask, -0.5, 0).astype(np.float32),
-        "versions": np.where(mask, 3, 0).astype(np.int32),
-        "advantages": np.where(mask, group + 1, 0).astype(np.float32),
-    }
-    return Row(group=group, tokens=np.array(tokens, np.int32), loss_mask=mask, **(fields | changes))
+    fields = {"versions": 3, "advantages": group + 1, **changes}
+    return samples.row(group=group, tokens=tokens, prompt_tokens=len(tokens) - trained, **fields)
 
 
 def _plan(rows: list[Row], budget: int):
-    return plan(rows, weights_R=np.arange(1, len(rows) + 1, dtype=np.float64), version=4, budget=budget)
+    return plan_packs(rows, weights_R=np.arange(1, len(rows) + 1, dtype=np.float64), version=4, budget=budget)
 
 
 @st.composite

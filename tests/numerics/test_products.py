@@ -25,7 +25,7 @@ def test_products_are_products(rows: int, tokens: int, skinny: int, monkeypatch:
 
 
 @pytest.mark.parametrize("tokens", [1, 11, 12, 13, 16, 127, 128, 130])
-def test_there_is_a_column_for_every_token(tokens: int):
+def test_width_has_a_column_for_every_token(tokens: int):
     width = products.width(tokens, torch.device("cpu"))
     assert tokens <= width < tokens + products.VECTOR
     assert products.width(tokens, torch.device("meta")) == tokens

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.numerics.engine_tiny import Served, tiny
-from tests.unit.score_samples import episode, said
+from tests.processes import children
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoTokenizer,
@@ -27,12 +29,13 @@ from transformers import (
 
 from corrente.config import RunConfig
 from corrente.config.load import parse_config
-from corrente.data.types import Episode, Group, Prompt, Sampling, Scores, Turn
+from corrente.data.types import Group, Sampling, Scores
 from corrente.errors import ConfigError
 from corrente.score import networks
 from corrente.score.build import open_scorer
 from corrente.score.messages import Judge, Judged, Opinion, Sample
-from corrente.score.teacher import TeacherSource, contexts
+from corrente.score.teacher import TeacherSource, scored_contexts
+from corrente.testing import samples
 from corrente.trl import bring
 
 ALPHABET = "abcdefgh \n=?"
@@ -85,8 +88,8 @@ def write(folder: Path, kind: Any, *, labels: int = 1, chat: bool = False, **cha
     return model
 
 
-def ask(respond: networks.Respond, *samples: Sample, top: int = 0) -> list[Opinion]:
-    answer = respond(Judge(samples=list(samples), top=top))
+def ask(respond: networks.Respond, *asked: Sample, top: int = 0) -> list[Opinion]:
+    answer = respond(Judge(samples=list(asked), top=top))
     assert isinstance(answer, Judged)
     return answer.opinions
 
@@ -148,7 +151,7 @@ def test_given_renders_what_is_a_conversation_and_joins_text_without_special_tok
     assert [o.score for o in ask(respond, *samples)] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_reward_model_that_is_named_gets_the_tokenizer_that_is_given(tmp_path: Path):
+def test_reward_model_that_is_named_gets_the_tokenizer_that_is_given(tmp_path: Path):
     folder, output = tmp_path / "judge", tmp_path / "out"
     folder.mkdir()
     write(folder, LlamaForSequenceClassification)
@@ -226,7 +229,7 @@ def test_step_is_scored_where_its_separator_ends_and_lies_on_its_own_tokens(tmp_
 
 def test_pieces_are_what_the_delimiter_leaves_without_blanks():
     def pieces(text: str) -> list[str]:
-        return [text[a:b] for a, b in networks.pieces_of(text, r"\n\n")]
+        return [text[a:b] for a, b in networks.split_steps(text, r"\n\n")]
 
     assert pieces("one\n\ntwo\nstill two\n\n") == ["one", "two\nstill two"]
     assert pieces("\n\n \n\nx") == ["x"]
@@ -242,7 +245,7 @@ def test_spans_of_pieces_cover_all_tokens_also_where_tokens_cross_borders():
 
     tokens = [0, 1, 2, 3, 4, 5]
     text = decode(tokens)
-    pieces = networks.pieces_of(text, r"\n+")
+    pieces = networks.split_steps(text, r"\n+")
     assert [text[a:b] for a, b in pieces] == ["one step", "two more"]
     assert networks.token_spans(tokens, pieces, decode) == [(0, 3), (3, 6)]
     assert networks.token_spans([], [], decode) == []
@@ -283,13 +286,11 @@ def test_policy_that_teaches_itself_says_what_it_said():
     path, model, other = tiny("llama")
     prompt = np.array([3, 50, 7], np.int32)
     (answer,) = Served(path, model).run([prompt], Sampling(max_tokens=12))
-    turns = (Turn(speaker="user", tokens=prompt), Turn(speaker="policy", tokens=answer.tokens, completion=answer))
-    played = Episode(prompt_id="0/0", group_id=0, index=0, turns=turns)
-    group = Group(id=0, prompt=Prompt(id="0/0", tokens=prompt), episodes=(played,), admitted_version=0)
-    (mark,) = anyio.run(TeacherSource(Held(Served(path, model)), top=1).mark, group)
+    group = samples.group(episodes=[samples.episode(turns=[prompt, answer])])
+    (mark,) = anyio.run(TeacherSource(Held(Served(path, model)), top=1).score_episodes, group)
     (taught,) = mark.taught
     assert taught.logprobs.tolist() == pytest.approx(answer.logprobs.tolist(), abs=1e-4)
-    (mark,) = anyio.run(TeacherSource(Held(Served(path, other))).mark, group)
+    (mark,) = anyio.run(TeacherSource(Held(Served(path, other))).score_episodes, group)
     assert abs(mark.taught[0].logprobs - answer.logprobs).max() > 0.1
 
 
@@ -331,24 +332,22 @@ class Counting:
 def test_every_sampled_turn_of_a_conversation_is_taught_once_and_aligned():
     """user, policy, tool, then two ends: another policy turn after it, and one that forks from the first answer."""
     turns = [
-        Turn(speaker="user", tokens=np.array([1, 2], np.int32)),
-        *(Turn(speaker="policy", tokens=said("xyz").tokens, completion=said("xyz"), parent=at) for at in (0,)),
-        Turn(speaker="tool", tokens=np.array([7], np.int32), parent=1),
-        Turn(speaker="policy", tokens=said("ab").tokens, completion=said("ab"), parent=2),
-        Turn(speaker="policy", tokens=said("c").tokens, completion=said("c"), parent=1),
+        samples.turn((1, 2)),
+        samples.completion(text="xyz"),
+        samples.turn((7,), speaker="tool"),
+        samples.completion(text="ab"),
+        samples.turn(samples.completion(text="c"), parent=1),
     ]
     teacher = Counting()
-    played = Episode(prompt_id="0/0", group_id=0, index=0, turns=tuple(turns))
-    group = Group(
-        id=0, prompt=Prompt(id="0/0", tokens=np.array([1, 2], np.int32)), episodes=(played,), admitted_version=0
-    )
-    (mark,) = anyio.run(TeacherSource(teacher, name="t", top=2).mark, group)
+    played = samples.episode(turns=turns)
+    group = samples.group(episodes=[played])
+    (mark,) = anyio.run(TeacherSource(teacher, name="t", top=2).score_episodes, group)
     assert teacher.asked == [[1, 2, 0, 1, 2, 7, 0, 1], [1, 2, 0, 1, 2, 0]]
     taught = {t.turn: t for t in mark.taught}
     assert {turn: t.logprobs.tolist() for turn, t in taught.items()} == {1: [-2, -3, -4], 3: [-6, -7], 4: [-5]}
     assert taught[3].top_ids.tolist() == [[0, 0], [1, 1]]
     assert mark.score is None
-    assert sum(len(places) for _, places in contexts(played)) == 3
+    assert sum(len(places) for _, places in scored_contexts(played)) == 3
 
 
 # ---- all of it in processes --------------------------------------------------------------------------------------------------
@@ -375,9 +374,10 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def grouped(number: int, texts: Sequence[str]) -> Group:
-    prompt = Prompt(id=f"0/{number}", tokens=np.array(ids("ab="), np.int32), text="ab=", fields={"answer": "c"})
-    episodes = [episode(at, text, tokens=ids(text), prompt=tuple(ids("ab="))) for at, text in enumerate(texts)]
-    return Group(id=number, prompt=prompt, episodes=tuple(episodes), admitted_version=0)
+    prompt = samples.prompt(tokens=ids("ab="), text="ab=", fields={"answer": "c"})
+    answers = [samples.completion(tokens=ids(text), text=text) for text in texts]
+    episodes = [samples.episode(index=at, turns=[prompt.tokens, answer]) for at, answer in enumerate(answers)]
+    return samples.group(id=number, prompt=prompt, episodes=episodes)
 
 
 @pytest.mark.slow
@@ -438,10 +438,11 @@ def test_model_process_that_dies_costs_one_batch_and_is_started_again(tmp_path: 
     config = parse_config({"model": {"path": str(tmp_path)}, "reward": reward})
 
     async def main() -> None:
+        before = children()
         async with open_scorer(config) as scorer:
             first = await scorer.score(grouped(0, ["a", "b"]))
-            process = scorer._members[0]._source._process  # pyright: ignore[reportPrivateUsage]
-            process._child._process.kill()
+            (process,) = children() - before
+            os.kill(process, signal.SIGKILL)
             second = await scorer.score(grouped(1, ["a"]))
             third = await scorer.score(grouped(2, ["a", "b"]))
         assert [e.status for e in first.episodes] == ["ok", "ok"]

@@ -10,8 +10,9 @@ from tests.numerics.engine_tiny import Served, tiny
 
 from corrente import config as c
 from corrente.algo import graph
-from corrente.data.types import ApplyMode, Batch, Episode, Sampling, Turn
+from corrente.data.types import ApplyMode, Sampling
 from corrente.learner.core import TorchLearner
+from corrente.testing import samples
 
 PROMPT = np.arange(20, 40, dtype=np.int32)
 LONG = Sampling(max_tokens=30)
@@ -33,16 +34,11 @@ def report(folder: Path, mode: ApplyMode, *, kind: str = "llama") -> dict[str, f
     done = served.finish()
     rows = []
     for at, completion in enumerate(done[name] for name in "abcd"):
-        turns = (
-            Turn(speaker="user", tokens=PROMPT),
-            Turn(speaker="policy", tokens=completion.tokens, completion=completion),
-        )
-        episode = Episode(prompt_id="0", group_id=0, index=at, turns=turns)
+        episode = samples.episode(index=at, turns=[PROMPT, completion])
         rows += graph.rows(0, episode, advantages_T=np.ones(len(completion.tokens)), oldest=None)
     after.save_pretrained(folder)
     core = TorchLearner(c.RunConfig(model=c.Model(path=str(folder)), sampling=LONG))
-    tokens = sum(int(row.loss_mask.sum()) for row in rows)
-    return core.step(Batch(step=0, version=1, rows=tuple(rows), sequences=4, tokens=tokens))
+    return core.step(samples.batch(version=1, rows=rows))
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])

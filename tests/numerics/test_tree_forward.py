@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from corrente.learner.attention import blocks
-from corrente.learner.model import BLOCK_TOKENS, Policy
-from corrente.learner.packing import as_rows, as_tree, plan
+from corrente.learner.attention import BLOCK_TOKENS, tree_blocks
+from corrente.learner.packing import as_rows, as_tree, plan_packs
+from corrente.learner.policy import Policy
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2", "mistral")
 
 
 def _pack(batch, budget: int = 10_000):
-    return plan(batch.rows, weights_R=np.ones(len(batch.rows)), version=batch.version, budget=budget)
+    return plan_packs(batch.rows, weights_R=np.ones(len(batch.rows)), version=batch.version, budget=budget)
 
 
 def _by_row(batch, packs, values):
@@ -39,7 +39,7 @@ def test_logprobs_equal_plain_rows(name, budget, build_model, build_batch, plain
     model, batch = build_model(name), build_batch()
     policy = Policy(model)
     packs = _pack(batch, budget)
-    got = _by_row(batch, packs, [policy.logprobs(pack)[0].logprobs_K for pack in packs])
+    got = _by_row(batch, packs, [policy(pack).logprobs_K for pack in packs])
     for mine, want in zip(got, plain_logprobs(model, batch.rows), strict=True):
         torch.testing.assert_close(mine, want, atol=1e-12, rtol=1e-12)
 
@@ -47,8 +47,8 @@ def test_logprobs_equal_plain_rows(name, budget, build_model, build_batch, plain
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture_with_plain_attention_is_folded(name, build_model):
     policy = Policy(build_model(name))
-    assert policy.folds
-    assert policy.splits
+    assert policy.traits.prefix_tree
+    assert policy.traits.linear_head
 
 
 @pytest.mark.parametrize(("name", "splits"), [("gemma2", False), ("mamba", True)])
@@ -56,11 +56,11 @@ def test_other_architectures_are_padded(name, splits, build_model, build_batch, 
     """Gemma 2 caps attention scores and logits, Mamba is recurrent: padded rows, in single precision, as these compute."""
     model, batch = build_model(name, dtype=torch.float32), build_batch()
     policy = Policy(model)
-    assert not policy.folds
-    assert policy.splits is splits
+    assert not policy.traits.prefix_tree
+    assert policy.traits.linear_head is splits
     (pack,) = _pack(batch)
-    out, inputs = policy.logprobs(pack)
-    assert inputs.tree is None
+    out = policy(pack)
+    assert out.inputs.tree is None
     got = torch.cat(_by_row(batch, [pack], [out.logprobs_K]))
     torch.testing.assert_close(got, torch.cat(plain_logprobs(model, batch.rows)), atol=1e-4, rtol=1e-4)
 
@@ -70,10 +70,10 @@ def test_sliding_window_is_padded_only_where_it_bites(build_model, build_batch):
     policy = Policy(build_model("mistral"))
     (deep,) = _pack(build_batch())
     assert max(len(context) for context in deep.contexts) > 14
-    assert policy.logprobs(deep)[1].tree is None
+    assert policy(deep).inputs.tree is None
     (shallow,) = _pack(build_batch(longest=5))
     assert max(len(context) for context in shallow.contexts) <= 14
-    assert policy.logprobs(shallow)[1].tree is not None
+    assert policy(shallow).inputs.tree is not None
 
 
 def test_attention_that_is_ignored_is_noticed(build_model):
@@ -81,14 +81,14 @@ def test_attention_that_is_ignored_is_noticed(build_model):
     model = build_model("llama")
     honest = model.base_model.forward
     model.base_model.forward = lambda *args, tree_blocks=None, **kwargs: honest(*args, **kwargs)
-    assert not Policy(model).folds
+    assert not Policy(model).traits.prefix_tree
 
 
 def test_positions_that_are_ignored_are_noticed(build_model):
     model = build_model("gpt2")
     honest = model.base_model.forward
     model.base_model.forward = lambda *args, position_ids=None, **kwargs: honest(*args, **kwargs)
-    assert not Policy(model).folds
+    assert not Policy(model).traits.prefix_tree
 
 
 def test_scaled_logits_are_the_models_own(build_model, build_batch, plain_logprobs):
@@ -103,9 +103,9 @@ def test_scaled_logits_are_the_models_own(build_model, build_batch, plain_logpro
 
     model.forward = capped
     policy = Policy(model)
-    assert not policy.splits
+    assert not policy.traits.linear_head
     (pack,) = _pack(batch)
-    got = _by_row(batch, [pack], [policy.logprobs(pack)[0].logprobs_K])
+    got = _by_row(batch, [pack], [policy(pack).logprobs_K])
     torch.testing.assert_close(torch.cat(got), torch.cat(plain_logprobs(model, batch.rows)), atol=1e-12, rtol=1e-12)
 
 
@@ -113,7 +113,7 @@ def test_scaled_logits_are_the_models_own(build_model, build_batch, plain_logpro
 def test_temperature_is_that_of_sampling(temperature, build_model, build_batch, plain_logprobs):
     model, batch = build_model(), build_batch()
     (pack,) = _pack(batch)
-    got = _by_row(batch, [pack], [Policy(model, temperature=temperature).logprobs(pack)[0].logprobs_K])
+    got = _by_row(batch, [pack], [Policy(model, temperature=temperature)(pack).logprobs_K])
     want = plain_logprobs(model, batch.rows, temperature=temperature)
     torch.testing.assert_close(torch.cat(got), torch.cat(want), atol=1e-12, rtol=1e-12)
 
@@ -121,10 +121,10 @@ def test_temperature_is_that_of_sampling(temperature, build_model, build_batch, 
 def test_entropy_is_that_of_the_whole_vocabulary(build_model, build_batch):
     model, batch = build_model(), build_batch(1, 1)
     (pack,) = _pack(batch)
-    out, inputs = Policy(model, temperature=0.7).logprobs(pack)
+    out = Policy(model, temperature=0.7)(pack)
     logits = model(input_ids=torch.from_numpy(batch.rows[0].tokens).long()[None]).logits[0] / 0.7
     want = torch.distributions.Categorical(logits=logits).entropy()[pack.at_K]
-    torch.testing.assert_close(out.entropy_M[inputs.slot_K], want)
+    torch.testing.assert_close(out.entropy_K, want)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
@@ -133,7 +133,7 @@ def test_blocks_see_what_the_whole_mask_shows(size, build_batch):
     tree = as_tree(pack).tree
     assert tree is not None
     seen = np.zeros((len(tree), len(tree)), bool)
-    for block in blocks(tree, size=size, device=torch.device("cpu")):
+    for block in tree_blocks(tree, size=size, device=torch.device("cpu")):
         assert block.stop - block.start <= size
         assert len(block.keys) <= block.stop - block.start + tree.positions.max()
         seen[block.start : block.stop, block.keys.numpy()] = block.mask[0, 0].numpy()
@@ -144,9 +144,9 @@ def test_blocks_see_what_the_whole_mask_shows(size, build_batch):
 @pytest.mark.parametrize("size", [1, 5])
 def test_blocks_of_any_size_give_the_same_logprobs(name, size, build_model, build_batch, monkeypatch):
     (pack,) = _pack(build_batch())
-    whole = Policy(build_model(name)).logprobs(pack)[0].logprobs_K
+    whole = Policy(build_model(name))(pack).logprobs_K
     monkeypatch.setitem(BLOCK_TOKENS, "cpu", size)
-    cut = Policy(build_model(name)).logprobs(pack)[0].logprobs_K
+    cut = Policy(build_model(name))(pack).logprobs_K
     torch.testing.assert_close(cut, whole, atol=1e-12, rtol=1e-12)
 
 

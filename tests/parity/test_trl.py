@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from corrente.algo import checks, divergence, estimators, gdpo
+from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, RunConfig, Staleness
 from corrente.data.types import Batch, Row, Sampling
@@ -167,7 +168,7 @@ def _ours(name: str) -> tuple[float, np.ndarray, np.ndarray]:
         "reference_K": flat["reference"] if objective.needs_reference else None,
     }
     constants = _surveyed(objective, flat["logprobs"], known) if objective.needs_survey else None
-    loss = objective(flat["logprobs"], **known, constants=constants).total
+    loss = objective(Trained(logprobs_K=flat["logprobs"], **known), constants=constants).total
     gradients = torch.autograd.grad(loss, [flat["logprobs"], flat["entropies"]], allow_unused=True)
     filled = []
     for gradient in gradients:
@@ -179,8 +180,6 @@ def _ours(name: str) -> tuple[float, np.ndarray, np.ndarray]:
 
 
 def _surveyed(objective: PolicyObjective, logprobs: torch.Tensor, known: dict[str, Any]) -> Any:
-    from corrente.algo.base import Trained
-
     with torch.no_grad():
         return objective.survey([Trained(logprobs_K=logprobs, **known)])[0]
 

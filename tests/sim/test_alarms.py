@@ -10,8 +10,8 @@ from corrente.controller.snapshot import Snapshot
 from corrente.data.types import Batch, Metrics
 from corrente.errors import AlarmError
 from corrente.sim.parts import VirtualLearner
-from corrente.testing import Simulation, World, run_virtual, simulate
-from corrente.testing.world import build, flow, play
+from corrente.testing import Simulation, simulate
+from corrente.testing.world import flow
 
 STOP = Alarm(action="stop")
 
@@ -28,13 +28,7 @@ class Drifting(VirtualLearner):
 
 
 def run(config: RunConfig, learner: Drifting) -> Simulation:
-    async def main() -> Simulation:
-        simulation = build(config, World())
-        simulation.learner = learner
-        simulation.parts = msgspec.structs.replace(simulation.parts, learner=learner)
-        return await play(simulation)
-
-    return run_virtual(main, seed=0, limit_s=1e6)
+    return simulate(config, change=lambda parts: msgspec.structs.replace(parts, learner=learner))
 
 
 def rang(done: Simulation) -> list[str]:

@@ -13,12 +13,13 @@ import pytest
 
 from corrente.buffer.base import Occupancy, Ticket
 from corrente.common.waiting import Bell
+from corrente.controller.parts import Parts
 from corrente.data.types import Group, Request
 from corrente.errors import LedgerError
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.faults import Fault
-from corrente.testing import Simulation, World, run_virtual, simulate
-from corrente.testing.world import build, flow, play
+from corrente.testing import Simulation, World, simulate
+from corrente.testing.world import flow
 
 
 def bound(*, ahead: int, window: int, per_version: int) -> int:
@@ -187,30 +188,21 @@ def test_slot_budget_with_completion_order_does_not_bound_age(steps: int) -> Non
     world = World(lengths=lengths, step_s=Fixed(2.0))
     config = flow(steps=steps + 20, ahead=1, window=1)
 
-    async def unbounded() -> Simulation:
-        simulation = build(config, world)
-        parts = msgspec.structs.replace(
-            simulation.parts,
-            buffer=CompletionOrder(4),
-            plan=msgspec.structs.replace(simulation.parts.plan, max_age=None),
-        )
-        simulation.parts = parts
-        return await play(simulation)
+    def unbounded(parts: Parts) -> Parts:
+        plan = msgspec.structs.replace(parts.plan, max_age=None)
+        return msgspec.structs.replace(parts, buffer=CompletionOrder(4), plan=plan)
 
-    assert run_virtual(unbounded, limit_s=1e5).max_age >= steps
+    assert simulate(config, world, limit_s=1e5, change=unbounded).max_age >= steps
     assert simulate(config, world).max_age == 1
 
 
 def test_breaking_the_bound_stops_the_run() -> None:
     """The assertion at consumption is live: with a false bound the run ends with LedgerError and not with a wrong gradient."""
 
-    async def promised_too_little() -> Simulation:
-        simulation = build(flow(ahead=2), World(lengths=Fixed(1), step_s=Fixed(5.0)))
-        plan = msgspec.structs.replace(simulation.parts.plan, max_age=1)
-        simulation.parts = msgspec.structs.replace(simulation.parts, plan=plan)
-        return await play(simulation)
+    def promise_too_little(parts: Parts) -> Parts:
+        return msgspec.structs.replace(parts, plan=msgspec.structs.replace(parts.plan, max_age=1))
 
-    run = run_virtual(promised_too_little)
+    run = simulate(flow(ahead=2), World(lengths=Fixed(1), step_s=Fixed(5.0)), change=promise_too_little)
     assert isinstance(run.error, LedgerError)
     assert "lag" in str(run.error)
     assert max(ages_so_far(run)) == 2  # it was seen, and refused: no step was taken on it

@@ -17,13 +17,14 @@ from corrente.common import serialization
 from corrente.common.threads import inline
 from corrente.config.env import Tools
 from corrente.data.types import Completion, Prompt, Request, Sampling
-from corrente.env.base import Played
+from corrente.env.base import PlayedEpisode
 from corrente.env.conversation import Conversation, EnvSetup
 from corrente.env.environment import Observation
 from corrente.env.instance import EnvInstance
 from corrente.env.pool import InstancePool
-from corrente.env.tools import schema
+from corrente.env.tools import tool_schema
 from corrente.errors import GenerationError, RolloutError
+from corrente.testing import samples
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_env
 
@@ -84,9 +85,9 @@ class Table:
 
         self.pool = InstancePool(make, limit=limit, tell=lambda level, message: self.events.append(message))
         stage = EnvInstance(factory() if factory else None, functions=functions, offload=inline, deadline_s=1)
-        speaks, self.tokenizer = voice(template, tools=[schema(f) for f in stage.functions])
+        speaks, self.tokenizer = voice(template, tools=[tool_schema(f) for f in stage.functions])
         self.env = Conversation(
-            {"": EnvSetup(pool=self.pool, voice=speaks)},
+            {"": EnvSetup(pool=self.pool, renderer=speaks)},
             sampling=Sampling(max_tokens=max_tokens),
             rules=given,
             context=context,
@@ -106,16 +107,16 @@ class Table:
             return said(self.tokenizer, self.tokenizer.decode(done.tokens[:budget]), end="", finish="length")
         return done
 
-    async def play(self, prompt: Prompt | None = None, *, key: str = "3/0", seed: int = 5) -> Played:
+    async def play(self, prompt: Prompt | None = None, *, key: str = "3/0", seed: int = 5) -> PlayedEpisode:
         return await self.env.play(prompt or task(), self.generate, key=key, group="3", seed=seed)
 
 
 def task(text: str = "go", row: int = 0, **fields: Any) -> Prompt:
     messages = ({"role": "user", "content": text},)
-    return Prompt(id=f"0/{row}", tokens=np.array([1, 2], np.int32), text=text, messages=messages, fields=fields)
+    return samples.prompt(id=f"0/{row}", text=text, messages=messages, fields=fields)
 
 
-def played(table: Table, **how: Any) -> Played:
+def played(table: Table, **how: Any) -> PlayedEpisode:
     return run_virtual(lambda: table.play(**how))
 
 
@@ -126,7 +127,7 @@ def test_calls_of_a_turn_run_side_by_side_and_are_answered_in_order() -> None:
     def script(turn: int, read: str) -> str:
         return call("slow", seconds=9) + call("add", a=1, b=2) + call("slow", seconds=4) if turn == 0 else "done"
 
-    async def main() -> tuple[Played, float]:
+    async def main() -> tuple[PlayedEpisode, float]:
         done = await Table(script, functions=(slow, add)).play()
         return done, anyio.current_time()
 
@@ -147,7 +148,7 @@ def test_calls_of_a_turn_run_side_by_side_and_are_answered_in_order() -> None:
         (call("slow", seconds=99), "no answer within 30 s", "late"),
     ],
 )
-def test_whatever_is_wrong_with_a_call_is_answered_and_counted(spoken: str, answer: str, kind: str) -> None:
+def test_call_with_any_fault_is_answered_and_counted(spoken: str, answer: str, kind: str) -> None:
     table = Table(lambda turn, read: spoken if turn == 0 else "I see", functions=(add, slow))
     done = played(table)
     (told,) = [m for m in done.messages if m["role"] == "tool"]
@@ -330,7 +331,7 @@ def test_environment_that_says_nonsense_costs_the_episode_by_name(given: dict[st
         played(Table(lambda turn, read: "1", factory=Odd))
 
 
-def test_what_an_environment_says_is_kept_as_plain_data() -> None:
+def test_message_of_an_environment_is_kept_as_plain_data() -> None:
     class Rich(Counting):
         async def step(self, message: Mapping[str, Any]) -> Observation:
             told = ({"role": "user", "content": Path("/there")},)
@@ -406,7 +407,7 @@ def test_no_more_instances_are_alive_than_may_play_where_no_reward_function_look
 
 def test_no_more_instances_play_at_once_than_there_may_be() -> None:
     table = Table(lambda turn, read: str(turn + 1), factory=Counting, limit=2, decode_s=1.0)
-    done: list[Played] = []
+    done: list[PlayedEpisode] = []
 
     async def one(at: int) -> None:
         done.append(await table.play(key=f"1/{at}"))
@@ -569,7 +570,7 @@ def test_game_of_several_that_is_cut_earned_each_of_them_nothing() -> None:
 
 def test_environment_is_chosen_by_a_column_where_there_are_several() -> None:
     first, second = Table(lambda turn, read: "1", factory=Counting), Table(lambda turn, read: "bye", factory=Shop)
-    settings = {"count": first.env._settings[""], "shop": second.env._settings[""]}
+    settings = {"count": first.env.setups[""], "shop": second.env.setups[""]}
     env = Conversation(settings, sampling=Sampling(), rules=Tools(), context=4096)
 
     async def main() -> list[Any]:

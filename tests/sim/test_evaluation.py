@@ -54,7 +54,7 @@ def test_evaluation_that_runs_is_cut_off_by_a_stop_and_said_so() -> None:
 
 
 @pytest.mark.parametrize("kill_s", [4.0, 9.5, 14.0])
-def test_a_resumed_run_repeats_no_evaluation_that_its_checkpoint_knows_of(kill_s: float) -> None:
+def test_resumed_run_repeats_no_evaluation_that_its_checkpoint_knows_of(kill_s: float) -> None:
     config = flow(steps=12, eval=Eval(every=4, at_once=8), checkpoint=Checkpoint(every=2))
     world = World(lengths=Fixed(3), eval_rows=3)
     first = simulate(config, world, kill_at_s=kill_s)

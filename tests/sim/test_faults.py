@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from corrente.config import Filter, Limits
-from corrente.data.types import Prompt, Request, Sampling, Turn
-from corrente.env.base import Generate, Played
+from corrente.controller.parts import Parts
+from corrente.data.types import Prompt
+from corrente.env.base import Env, Generate, PlayedEpisode
 from corrente.errors import (
     CheckpointError,
     DivergedError,
@@ -29,7 +30,7 @@ from corrente.errors import (
 from corrente.sim.distributions import Fixed, LogNormal
 from corrente.sim.faults import Fault
 from corrente.sim.speed import Speed
-from corrente.testing import Simulation, World, run_virtual, simulate
+from corrente.testing import Simulation, World, run_virtual, samples, simulate
 from corrente.testing.world import LANDINGS, build, flow, play
 
 LIMITS = Limits(episode_s=30.0, watchdog_s=100.0, failure_fraction=0.6)
@@ -92,7 +93,7 @@ def each_with(faults: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("fault", "landing"), each_with([(fault,) for fault in SURVIVED]), ids=named)
-def test_a_fault_that_passes_costs_no_more_than_what_it_struck(fault: Fault, landing) -> None:
+def test_fault_that_passes_costs_no_more_than_what_it_struck(fault: Fault, landing) -> None:
     world = World(lengths=TAIL, faults=(fault,), reward_deadline_s=10.0)
     run = simulate(config(inflight=landing), world, limit_s=20_000)
     assert sum(run.counts.values()) == len(set(run.prompts.given))
@@ -110,7 +111,7 @@ def test_a_fault_that_passes_costs_no_more_than_what_it_struck(fault: Fault, lan
 @pytest.mark.parametrize(
     ("kind", "fault", "landing"), each_with([(k, f) for k, fs in FATAL.items() for f in fs]), ids=named
 )
-def test_a_fault_that_stays_ends_the_run_with_its_name(kind: type[Exception], fault: Fault, landing) -> None:
+def test_fault_that_stays_ends_the_run_with_its_name(kind: type[Exception], fault: Fault, landing) -> None:
     world = World(lengths=TAIL, faults=(fault,), reward_deadline_s=10.0)
     run = simulate(config(inflight=landing), world, limit_s=20_000)
     assert type(run.error) is kind
@@ -129,7 +130,7 @@ def test_a_fault_that_stays_ends_the_run_with_its_name(kind: type[Exception], fa
     ],
     ids=named,
 )
-def test_a_stall_says_who_waits_for_what_since_when(fault: Fault, blames: str) -> None:
+def test_stall_says_who_waits_for_what_since_when(fault: Fault, blames: str) -> None:
     run = simulate(config(), World(faults=(fault,)), limit_s=20_000)
     assert isinstance(run.error, StallError)
     assert blames in str(run.error)
@@ -153,7 +154,7 @@ def test_work_that_takes_longer_than_the_watchdogs_patience_is_no_stall(world: W
 
 
 @pytest.mark.parametrize("stage", ["step", "apply"])
-def test_a_hang_is_found_within_the_watchdogs_patience_of_the_last_that_moved(stage: str) -> None:
+def test_hang_is_found_within_the_watchdogs_patience_of_the_last_that_moved(stage: str) -> None:
     """Of an engine, of which the learner soon waits; of the learner, on which the engine soon waits."""
     world = World(step_s=Fixed(400.0), faults=(Fault(stage=stage, kind="hang", calls=(2,)),))
     run = simulate(msgspec.structs.replace(config(), limits=Limits(watchdog_s=100.0)), world, limit_s=100_000)
@@ -162,7 +163,7 @@ def test_a_hang_is_found_within_the_watchdogs_patience_of_the_last_that_moved(st
     assert run.elapsed_s <= max(ended) + 100.0
 
 
-def test_a_worker_that_dies_ends_the_run_within_a_second() -> None:
+def test_worker_that_dies_ends_the_run_within_a_second() -> None:
     """The engine dies while requests are in flight: that they fail is enough."""
 
     async def main() -> tuple[Simulation, float]:
@@ -185,21 +186,25 @@ def test_a_worker_that_dies_ends_the_run_within_a_second() -> None:
     assert ended_s < 131.0
 
 
+def in_env(env: Env) -> Callable[[Parts], Parts]:
+    """A ``change`` for ``simulate`` that plays in ``env``."""
+    return lambda parts: msgspec.structs.replace(parts, env=env)
+
+
 class Agents:
     """An environment that asks for three completions at once, from a task group of its own."""
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        turns = [Turn(speaker="user", tokens=prompt.tokens)]
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
+        turns = [samples.turn(prompt.tokens)]
 
         async def one(at: int) -> None:
-            request = Request(id=f"{key}/{at}", tokens=prompt.tokens, sampling=Sampling(), seed=seed + at)
-            done = await generate(request)
-            turns.append(Turn(speaker=f"agent {at}", tokens=done.tokens, completion=done, parent=0))
+            done = await generate(samples.request(id=f"{key}/{at}", tokens=prompt.tokens, seed=seed + at))
+            turns.append(samples.turn(done, speaker=f"agent {at}", parent=0))
 
         async with anyio.create_task_group() as tasks:
             for at in range(3):
                 tasks.start_soon(one, at)
-        return Played(turns=tuple(turns))
+        return PlayedEpisode(turns=tuple(turns))
 
 
 @pytest.mark.parametrize(
@@ -212,12 +217,7 @@ class Agents:
     ids=["death", "always", "sometimes"],
 )
 def test_errors_inside_an_environments_own_task_group_are_judged_the_same(fault: Fault, kind) -> None:
-    async def main() -> Simulation:
-        simulation = build(config(), World(lengths=TAIL, faults=(fault,)))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=Agents())
-        return await play(simulation)
-
-    run = run_virtual(main, limit_s=20_000)
+    run = simulate(config(), World(lengths=TAIL, faults=(fault,)), limit_s=20_000, change=in_env(Agents()))
     assert kind is None or isinstance(run.error, kind), run.error
     if kind is None:
         assert len(run.learner.steps) == 10
@@ -232,21 +232,15 @@ class Earns:
     def __init__(self, given: object) -> None:
         self._given = given
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        done = await generate(Request(id=f"{key}/0", tokens=prompt.tokens, sampling=Sampling(), seed=seed))
-        said = Turn(speaker="policy", tokens=done.tokens, completion=done, parent=0)
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
+        done = await generate(samples.request(id=f"{key}/0", tokens=prompt.tokens, seed=seed))
         reward: Any = self._given if seed % 5 == 0 else float(seed % 2)
-        return Played(turns=(Turn(speaker="user", tokens=prompt.tokens), said), rewards={"env": reward})
+        return PlayedEpisode(turns=(samples.turn(prompt.tokens), samples.turn(done)), rewards={"env": reward})
 
 
 @pytest.mark.parametrize("given", [math.nan, math.inf, "many", 1e39])
-def test_what_an_environment_earns_must_be_a_number_or_costs_its_episode(given: object) -> None:
-    async def main() -> Simulation:
-        simulation = build(config(), World(lengths=TAIL))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=Earns(given))
-        return await play(simulation)
-
-    run = run_virtual(main, limit_s=20_000)
+def test_reward_of_an_environment_that_is_no_number_costs_its_episode(given: object) -> None:
+    run = simulate(config(), World(lengths=TAIL), limit_s=20_000, change=in_env(Earns(given)))
     assert run.error is None
     assert len(run.learner.steps) == 10
     assert any("the environment gave the reward" in message for _, message in run.sink.events)
@@ -259,7 +253,7 @@ def failures(run: Simulation) -> list[str]:
     return list(snapshot.ledger.reasons.get("failed", {}))
 
 
-def test_a_failure_budget_ends_the_run_before_much_is_lost() -> None:
+def test_failure_budget_ends_the_run_before_much_is_lost() -> None:
     """Everything works for a while, then the reward function breaks for good."""
 
     def reward(episode, prompt) -> float:
@@ -273,7 +267,7 @@ def test_a_failure_budget_ends_the_run_before_much_is_lost() -> None:
     assert len(run.prompts.given) < 80
 
 
-def test_an_error_of_the_data_is_the_error_of_the_run() -> None:
+def test_error_of_the_data_is_the_error_of_the_run() -> None:
     run = simulate(config(), World(faults=(Fault(stage="prompt", calls=(0,)),)), limit_s=1000)
     assert isinstance(run.error, OSError)
     assert run.learner.steps == []
@@ -287,7 +281,7 @@ def test_prompts_that_are_refused_at_once_do_not_end_a_healthy_run() -> None:
     assert len(run.learner.steps) == 3
 
 
-def test_as_many_refusals_in_a_row_as_there_are_places_do_not_either() -> None:
+def test_refusals_in_a_row_as_many_as_there_are_places_do_not_either() -> None:
     """Each makes room for the next, before the first good episode ends."""
     faults = tuple(Fault(stage="generate", key=f"{ticket}/*") for ticket in range(20))
     run = simulate(flow(steps=10, prompts=8, size=8, ahead=1, window=0), World(faults=faults))
@@ -321,7 +315,7 @@ def test_nor_is_one_at_an_engine_that_takes_long_for_a_token(speed: Speed, lengt
     assert run.counts["failed"] == 0
 
 
-def test_a_queue_at_the_engine_is_not_counted_against_an_episode() -> None:
+def test_queue_at_the_engine_is_not_counted_against_an_episode() -> None:
     """Nothing is wrong, and the last of the queue is served long after limits.episode_s."""
     world = World(lengths=Fixed(100), max_sequences=4)
     run = simulate(flow(steps=3, prompts=8, size=8, limits=Limits(episode_s=30.0)), world)
@@ -330,7 +324,7 @@ def test_a_queue_at_the_engine_is_not_counted_against_an_episode() -> None:
 
 
 @pytest.mark.parametrize(("stage", "blamed"), [("env", "the environment"), ("generate", "the engine")])
-def test_a_deadline_is_charged_to_who_was_waited_for(stage: Any, blamed: str) -> None:
+def test_deadline_is_charged_to_who_was_waited_for(stage: Any, blamed: str) -> None:
     fault = Fault(stage=stage, kind="hang", probability=1.0)
     run = simulate(flow(steps=3, limits=Limits(episode_s=5.0)), World(faults=(fault,)))
     assert isinstance(run.error, FailureBudgetError)
@@ -343,17 +337,12 @@ class Wrapped(Agents):
     def __init__(self, change: Any) -> None:
         self._change = change
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         return self._change(await super().play(prompt, generate, key=key, group=group, seed=seed))
 
 
 def changed(change: Any, **world: Any) -> Simulation:
-    async def main() -> Simulation:
-        simulation = build(flow(steps=3), World(**world))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=Wrapped(change))
-        return await play(simulation)
-
-    return run_virtual(main, limit_s=1000)
+    return simulate(flow(steps=3), World(**world), limit_s=1000, change=in_env(Wrapped(change)))
 
 
 async def refuses() -> None:
@@ -365,7 +354,7 @@ async def refuses() -> None:
     [({"release": refuses}, "no such container"), ({"metrics": {"env/won": "yes", "env/turns": 3}}, "env/won")],
     ids=["release", "metrics"],
 )
-def test_what_goes_wrong_beside_an_episode_is_told_once_and_costs_nothing(what: dict[str, Any], told: str) -> None:
+def test_fault_beside_an_episode_is_told_once_and_costs_nothing(what: dict[str, Any], told: str) -> None:
     run = changed(lambda played: msgspec.structs.replace(played, **what))
     assert run.counts["failed"] == 0
     assert len([message for _, message in run.sink.events if told in message]) == 1
@@ -390,14 +379,14 @@ def test_numbers_that_engine_and_scorer_do_not_give_are_told_once_and_missing() 
     assert "groups/trained" in run.sink.rows[-1][1]
 
 
-def test_an_error_of_the_data_comes_after_a_checkpoint() -> None:
+def test_error_of_the_data_comes_after_a_checkpoint() -> None:
     run = simulate(flow(steps=10), World(faults=(Fault(stage="prompt", calls=(9,)),)))
     assert isinstance(run.error, OSError)
     snapshot, state = run.checkpoints.read()
     assert snapshot.step == state == len(run.learner.steps) > 0
 
 
-def test_an_error_of_generation_while_the_last_step_runs_is_told_and_no_failure() -> None:
+def test_error_of_generation_while_the_last_step_runs_is_told_and_no_failure() -> None:
     world = World(step_s=Fixed(10.0), faults=(Fault(stage="prompt", calls=(4,)),))
     run = simulate(flow(steps=1, prompts=2), world)
     assert run.outcome is not None
@@ -405,14 +394,13 @@ def test_an_error_of_generation_while_the_last_step_runs_is_told_and_no_failure(
 
 
 @pytest.mark.parametrize("raised", [SystemExit(0), asyncio.CancelledError()], ids=["exit", "cancelled"])
-def test_what_an_environment_raises_to_end_its_process_or_task_costs_its_episode(raised: BaseException) -> None:
-    def ends(played: Played) -> Played:
+def test_environment_that_raises_to_end_its_process_or_task_costs_its_episode(raised: BaseException) -> None:
+    def ends(played: PlayedEpisode) -> PlayedEpisode:
         raise raised
 
     async def main() -> Simulation:
-        simulation = build(flow(steps=3), World(speed=Speed(step_s=1e-4, per_sequence_s=0.0)))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=Wrapped(ends))
-        return await play(simulation)
+        world = World(speed=Speed(step_s=1e-4, per_sequence_s=0.0))
+        return await play(build(flow(steps=3), world, change=in_env(Wrapped(ends))))
 
     run = anyio.run(main, backend="asyncio")
     assert isinstance(run.error, FailureBudgetError)

@@ -7,13 +7,13 @@ import math
 import zlib
 
 import anyio
-import msgspec
 import pytest
+from tests.sim.wrapped_env import wrap_env
 
 from corrente.config import Barrier, Cancel, Drain, Eval, Filter, Limits, OldWeights, Resume
 from corrente.controller import pipeline
 from corrente.data.types import Completion, Prompt, Request, Sampling
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate
 from corrente.errors import FailureBudgetError, GenerationError, NothingToLearnError
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
 from corrente.sim.engine import VirtualEngine
@@ -74,25 +74,8 @@ def test_on_policy_trains_and_does_not_hang(landing, stage_s: float) -> None:
     assert run.max_age == 0
 
 
-class Witness:
-    """Plays like the environment it wraps, and writes down when each request began and ended, as seen from outside."""
-
-    def __init__(self, inner) -> None:
-        self._inner = inner
-        self.seen: list[tuple[float, float, Completion]] = []
-
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        async def watched(request: Request) -> Completion:
-            began_s = anyio.current_time()
-            done = await generate(request)
-            self.seen.append((began_s, anyio.current_time(), done))
-            return done
-
-        return await self._inner.play(prompt, watched, key=key, group=group, seed=seed)
-
-
 @pytest.mark.parametrize("landing", LANDINGS, ids=lambda landing: type(landing).__name__)
-def test_a_token_is_labelled_with_the_version_that_sampled_it(landing) -> None:
+def test_token_is_labelled_with_the_version_that_sampled_it(landing) -> None:
     """Prefill takes so long that weights land between sending a request and its first token; labels follow the flips."""
     world = World(
         lengths=Uniform(low=5, high=80),
@@ -101,17 +84,19 @@ def test_a_token_is_labelled_with_the_version_that_sampled_it(landing) -> None:
         score_s=Fixed(1.0),
     )
 
-    async def watched() -> tuple[Simulation, Witness]:
-        simulation = build(flow(steps=15, ahead=2, inflight=landing), world)
-        witness = Witness(simulation.parts.env)
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=witness)
-        return await play(simulation), witness
+    seen: list[tuple[float, float, Completion]] = []
 
-    run, witness = run_virtual(watched)
+    async def watch(prompt: Prompt, request: Request, generate: Generate) -> Completion:
+        began_s = anyio.current_time()
+        done = await generate(request)
+        seen.append((began_s, anyio.current_time(), done))
+        return done
+
+    run = simulate(flow(steps=15, ahead=2, inflight=landing), world, change=wrap_env(watch))
     assert run.error is None
     flips_s = [at_s for _, at_s in run.sync.published]
     late = mixed = 0
-    for began_s, ended_s, done in witness.seen:
+    for began_s, ended_s, done in seen:
         versions = [span.version for span in done.spans]
         first, last = bisect.bisect_right(flips_s, began_s) - 1, bisect.bisect_right(flips_s, ended_s) - 1
         before = (
@@ -145,7 +130,7 @@ def test_barrier_mixes_no_versions_in_a_group_and_drain_none_in_a_request() -> N
             assert any(len(versions) > 1 for versions in groups)
 
 
-def test_a_restarted_engine_gets_no_request_before_it_holds_the_current_weights() -> None:
+def test_restarted_engine_gets_no_request_before_it_holds_the_current_weights() -> None:
     class Restarting(VirtualEngine):
         def __init__(self, **kwargs) -> None:
             super().__init__(**kwargs)
@@ -186,7 +171,7 @@ def test_a_restarted_engine_gets_no_request_before_it_holds_the_current_weights(
 # ---- pacing ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_fast_generator_is_paced_and_nothing_is_thrown_away() -> None:
+def test_fast_generator_is_paced_and_nothing_is_thrown_away() -> None:
     run = simulate(flow(steps=20, ahead=1), World(lengths=Fixed(1), step_s=Fixed(10.0)))
     conserved(run)
     assert run.counts["stale"] == 0
@@ -196,7 +181,7 @@ def test_a_fast_generator_is_paced_and_nothing_is_thrown_away() -> None:
     assert run.elapsed_s < 20 * 10.0 * 1.02
 
 
-def test_a_slow_generator_makes_the_learner_wait_for_groups_and_says_so() -> None:
+def test_slow_generator_makes_the_learner_wait_for_groups_and_says_so() -> None:
     run = simulate(flow(steps=20, ahead=1), World(lengths=Fixed(200), step_s=Fixed(0.5)))
     conserved(run)
     waited = [v["wait/learner_groups_fraction"] * v["time/step_s"] for _, v in run.sink.rows]
@@ -262,7 +247,7 @@ def test_landing_that_waits_and_admission_that_waits_do_not_block_each_other(lan
 # ---- episodes and groups ---------------------------------------------------------------------------------------------
 
 
-def test_a_rollout_that_never_ends_is_ended_counted_and_its_slot_comes_back() -> None:
+def test_rollout_that_never_ends_is_ended_counted_and_its_slot_comes_back() -> None:
     """Both episodes of prompt 3 hang: its group fails at the deadline; one of prompt 5: the lone survivor is dropped too."""
     hangs = tuple(Fault(stage="generate", kind="hang", key=key) for key in ("3/0/0", "3/1/0", "5/1/0"))
     run = simulate(flow(steps=12, ahead=1, limits=Limits(episode_s=60.0)), World(faults=hangs))
@@ -301,7 +286,7 @@ def test_groups_are_formed_by_id_and_all_members_see_the_same_task() -> None:
     assert checked == 45
 
 
-def test_a_group_of_which_one_member_cannot_start_still_completes() -> None:
+def test_group_of_which_one_member_cannot_start_still_completes() -> None:
     """The first episode of every third prompt dies before it asks for anything, while its siblings queue for the engine."""
     faults = tuple(Fault(stage="env", key=f"{ticket}/0") for ticket in range(1, 60, 3))
     config = flow(steps=8, size=4, ahead=1, window=2, limits=Limits(failure_fraction=1.0))
@@ -326,7 +311,7 @@ def test_groups_that_teach_nothing_are_warned_about_and_then_end_the_run() -> No
     assert run.learner.steps == []
 
 
-def test_a_group_that_teaches_resets_the_count_of_those_that_do_not() -> None:
+def test_group_that_teaches_resets_the_count_of_those_that_do_not() -> None:
     def reward(episode, prompt) -> float:
         return float(episode.index) if prompt.fields["row"] % 10 == 0 else 1.0
 
@@ -470,7 +455,7 @@ def test_evaluation_that_fails_is_visible_and_does_not_end_the_run() -> None:
 
 
 @pytest.mark.parametrize("landing", LANDINGS, ids=lambda landing: type(landing).__name__)
-def test_a_seed_decides_the_run_and_the_schedule(landing) -> None:
+def test_seed_decides_the_run_and_the_schedule(landing) -> None:
     def record(seed: int, schedule: int) -> list[object]:
         world = World(lengths=TAIL, reward=None, score_s=Uniform(low=0, high=2), step_s=Uniform(low=0.5, high=2))
         run = simulate(flow(steps=8, size=3, ahead=2, window=2, seed=seed, inflight=landing), world, schedule=schedule)
@@ -480,7 +465,7 @@ def test_a_seed_decides_the_run_and_the_schedule(landing) -> None:
     assert record(1, 0) != record(2, 0)
 
 
-def test_the_engine_is_not_asked_before_it_holds_weights() -> None:
+def test_engine_is_not_asked_before_it_holds_weights() -> None:
     """The pipeline publishes the first version before it admits anything, also when that takes several tries."""
     run = simulate(flow(steps=3), World(faults=(Fault(stage="apply", calls=(0, 1)), Fault(stage="stage", calls=(0,)))))
     conserved(run)

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from tests.sim.wrapped_env import wrap_env
 
 from corrente.config import (
     Barrier,
@@ -23,11 +24,11 @@ from corrente.config import (
     RunConfig,
     Swap,
 )
+from corrente.controller.parts import Parts
 from corrente.controller.snapshot import Unfinished
 from corrente.data.types import Completion, Prompt, Request
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate
 from corrente.sim.distributions import Fixed, LogNormal, LongTail, Uniform
-from corrente.sim.engine import VirtualEngine
 from corrente.sim.faults import Fault
 from corrente.sim.pool import VirtualPool
 from corrente.sim.speed import Speed
@@ -38,38 +39,21 @@ TAIL = LongTail(body=LogNormal(median=20, sigma=1.0), factor=8, share=0.1)
 LIMITS = Limits(episode_s=1000.0)
 
 
-class Witness:
-    """Plays like the environment it wraps, and keeps every completion by the prompt, the episode and the turn it was for."""
-
-    def __init__(self, inner) -> None:
-        self._inner = inner
-        self.seen: dict[tuple[str, str], Completion] = {}
-
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        async def watched(request: Request) -> Completion:
-            done = await generate(request)
-            self.seen[prompt.id, request.id.partition("/")[2]] = done
-            return done
-
-        return await self._inner.play(prompt, watched, key=key, group=group, seed=seed)
+Seen = dict[tuple[str, str], Completion]
+"""Every completion of a run, by its prompt and by the episode and the turn it was for."""
 
 
-def watched(config: RunConfig, world: World, *, resume: Any = None, **how: float) -> tuple[Simulation, Witness]:
-    async def main() -> tuple[Simulation, Witness]:
-        simulation = build(config, world, resume=resume)
-        witness = Witness(simulation.parts.env)
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=witness)
-        return await play(simulation, resume=resume, **how), witness
+def watched(config: RunConfig, world: World, **how: Any) -> tuple[Simulation, Seen]:
+    seen: Seen = {}
 
-    run, witness = run_virtual(main)
+    async def watch(prompt: Prompt, request: Request, generate: Generate) -> Completion:
+        done = await generate(request)
+        seen[prompt.id, request.id.partition("/")[2]] = done
+        return done
+
+    run = simulate(config, world, change=wrap_env(watch), **how)
     assert run.error is None
-    return run, witness
-
-
-def decoded(run: Simulation) -> int:
-    """Tokens the engine sampled, those of calls that were cancelled included."""
-    engines = run.engine.engines if isinstance(run.engine, VirtualPool) else (run.engine,)
-    return sum(engine._decoded for engine in engines)
+    return run, seen
 
 
 # ---- resume ----------------------------------------------------------------------------------------------------------
@@ -82,10 +66,10 @@ def test_resuming_gives_what_not_interrupting_gives(turns: int, engines: int) ->
     world = World(lengths=TAIL, turns=turns, tool_s=Uniform(low=0, high=2), engines=engines, rows=40)
     plain, undisturbed = watched(flow(steps=1000, ahead=2, window=2, inflight=Swap()), world)
     resumed, interrupted = watched(flow(steps=1000, ahead=2, window=2, inflight=Resume()), world)
-    assert undisturbed.seen.keys() == interrupted.seen.keys()
+    assert undisturbed.keys() == interrupted.keys()
     mixed = 0
-    for name, want in undisturbed.seen.items():
-        done = interrupted.seen[name]
+    for name, want in undisturbed.items():
+        done = interrupted[name]
         assert done.tokens.tolist() == want.tokens.tolist(), name
         assert done.finish_reason == want.finish_reason
         assert len(done.logprobs) == len(done.tokens) == sum(span.stop - span.start for span in done.spans)
@@ -94,17 +78,17 @@ def test_resuming_gives_what_not_interrupting_gives(turns: int, engines: int) ->
         mixed += len(versions) > 1
     assert mixed > 5
     assert plain.counts == resumed.counts
-    assert decoded(plain) == decoded(resumed)  # no token is sampled twice
+    assert plain.engine_stats.decode_tokens == resumed.engine_stats.decode_tokens  # no token is sampled twice
 
 
-def test_what_was_written_counts_against_the_budget_however_often_it_is_interrupted() -> None:
+def test_budget_counts_what_was_written_however_often_it_is_interrupted() -> None:
     world = World(
         lengths=Fixed(10_000), step_s=Fixed(0.0), speed=Speed(step_s=0.1, prefill_token_s=0.001), stage_s=Fixed(0.3)
     )
     config = flow(steps=8, prompts=1, ahead=3, window=1, max_tokens=60, inflight=Resume(), limits=LIMITS)
-    _, witness = watched(config, world)
-    assert max(len(done.spans) for done in witness.seen.values()) >= 2
-    assert {(len(done.tokens), done.finish_reason) for done in witness.seen.values()} == {(60, "length")}
+    _, seen = watched(config, world)
+    assert max(len(done.spans) for done in seen.values()) >= 2
+    assert {(len(done.tokens), done.finish_reason) for done in seen.values()} == {(60, "length")}
 
 
 def test_resuming_costs_a_prefill_of_the_live_and_nothing_else() -> None:
@@ -112,46 +96,34 @@ def test_resuming_costs_a_prefill_of_the_live_and_nothing_else() -> None:
     prefilled = {}
     for landing in (Swap(), Resume()):
         run, _ = watched(flow(steps=1000, ahead=2, window=2, inflight=landing), world)
-        prefilled[type(landing)] = run.engine._prefilled  # type: ignore[union-attr]
+        prefilled[type(landing)] = run.engine_stats.prefill_tokens
     assert prefilled[Resume] > prefilled[Swap]
 
 
-class Impatient:
-    """Ends its own request after five seconds, and takes what there is."""
+def test_abort_of_the_environments_own_is_not_resumed() -> None:
+    """An environment ends each of its requests after five seconds, and takes what there is."""
+    reasons: Counter[str] = Counter()
 
-    def __init__(self, inner, engine: VirtualEngine) -> None:
-        self._inner, self._engine = inner, engine
-        self.asked: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
-        async def cut(request: Request) -> Completion:
-            async def later() -> None:
+    def impatient(parts: Parts) -> Parts:
+        async def cut(prompt: Prompt, request: Request, generate: Generate) -> Completion:
+            async def end_later() -> None:
                 await anyio.sleep(5.0)
-                await self._engine.abort([request.id])
+                await parts.engine.abort([request.id])
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(later)
+                tasks.start_soon(end_later)
                 done = await generate(request)
                 tasks.cancel_scope.cancel()
-            self.reasons[done.finish_reason] += 1
+            reasons[done.finish_reason] += 1
             return done
 
-        return await self._inner.play(prompt, cut, key=key, group=group, seed=seed)
+        return wrap_env(cut)(parts)
 
-
-def test_an_abort_of_the_environments_own_is_not_resumed() -> None:
-    async def main() -> tuple[Simulation, Impatient]:
-        simulation = build(flow(steps=6, inflight=Resume()), World(lengths=Uniform(low=10, high=90)))
-        assert isinstance(simulation.engine, VirtualEngine)
-        env = Impatient(simulation.parts.env, simulation.engine)
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=env)
-        return await play(simulation), env
-
-    run, env = run_virtual(main, limit_s=1000)
+    world = World(lengths=Uniform(low=10, high=90))
+    run = simulate(flow(steps=6, inflight=Resume()), world, limit_s=1000, change=impatient)
     assert run.error is None
-    assert env.reasons["abort"] > 5
-    assert env.reasons["stop"] > 5
+    assert reasons["abort"] > 5
+    assert reasons["stop"] > 5
 
 
 def test_evaluation_is_interrupted_like_everything_else() -> None:
@@ -168,7 +140,7 @@ def test_evaluation_is_interrupted_like_everything_else() -> None:
     assert any(values["eval/version_max"] > values["eval/version"] for values in evaluated)
 
 
-def test_a_request_that_hangs_delays_an_interruption_by_no_more_than_its_patience() -> None:
+def test_request_that_hangs_delays_an_interruption_by_no_more_than_its_patience() -> None:
     hangs = (Fault(stage="generate", kind="hang", key="2/0/0"),)
     config = flow(steps=10, ahead=2, window=3, size=3, inflight=Resume(), limits=Limits(episode_s=500.0))
     run = simulate(config, World(lengths=TAIL, faults=hangs))
@@ -198,9 +170,9 @@ def test_groups_past_the_bound_are_given_up_accounted_for_and_replaced() -> None
 
 @pytest.mark.parametrize("max_age", [0, 1, 2])
 def test_no_trained_group_has_seen_more_versions_land_than_it_may(max_age: int) -> None:
-    run, witness = watched(flow(steps=30, ahead=3, window=6, inflight=Cancel(max_age=max_age)), World(lengths=TAIL))
+    run, seen = watched(flow(steps=30, ahead=3, window=6, inflight=Cancel(max_age=max_age)), World(lengths=TAIL))
     assert run.counts["trained"] == 60
-    assert max(len({s.version for s in done.spans}) for done in witness.seen.values()) <= max_age + 1
+    assert max(len({s.version for s in done.spans}) for done in seen.values()) <= max_age + 1
     assert run.counts["cancelled"] > 6
 
 
@@ -215,19 +187,19 @@ def test_data_that_is_always_given_up_ends_the_run() -> None:
 # ---- snapshot --------------------------------------------------------------------------------------------------------
 
 
-def test_under_snapshot_a_live_sequence_keeps_its_version_and_a_new_one_gets_the_new() -> None:
+def test_snapshot_keeps_the_version_of_a_live_sequence_and_gives_a_new_one_the_new() -> None:
     world = World(lengths=TAIL, turns=3, tool_s=Fixed(0.5))
-    run, witness = watched(flow(steps=20, ahead=2, window=3, inflight=OldWeights()), world)
+    run, seen = watched(flow(steps=20, ahead=2, window=3, inflight=OldWeights()), world)
     assert run.counts["trained"] == 40
-    assert {len(done.spans) for done in witness.seen.values() if len(done.tokens)} == {1}
+    assert {len(done.spans) for done in seen.values() if len(done.tokens)} == {1}
     by_episode: dict[tuple[str, str], list[int]] = {}
-    for (prompt, name), done in sorted(witness.seen.items()):
+    for (prompt, name), done in sorted(seen.items()):
         by_episode.setdefault((prompt, name.partition("/")[0]), []).extend(s.version for s in done.spans)
     assert any(len(set(versions)) > 1 for versions in by_episode.values())
     assert all(versions == sorted(versions) for versions in by_episode.values())
 
 
-def test_under_snapshot_the_version_after_next_waits_for_the_slowest_and_nothing_else_does() -> None:
+def test_snapshot_makes_the_version_after_next_alone_wait_for_the_slowest() -> None:
     """A sequence of version 0 takes 60 s: version 1 lands beside it at once, version 2 is not staged before it has ended."""
 
     def lengths(request: Request) -> float:
@@ -247,15 +219,15 @@ def test_every_policy_keeps_its_promise_about_mixed_versions() -> None:
     world = World(lengths=TAIL)
     mixed: dict[str, int] = {}
     for landing in LANDINGS:
-        _, witness = watched(flow(steps=12, ahead=2, window=2, inflight=landing), world)
-        mixed[type(landing).__name__] = sum(len(done.spans) > 1 for done in witness.seen.values())
+        _, seen = watched(flow(steps=12, ahead=2, window=2, inflight=landing), world)
+        mixed[type(landing).__name__] = sum(len(done.spans) > 1 for done in seen.values())
     assert {name for name, count in mixed.items() if count} == {"Swap", "Recompute", "Resume"}
 
 
 # ---- a late engine ---------------------------------------------------------------------------------------------------
 
 
-def test_a_restarted_engine_is_caught_up_with_the_live_version_and_gets_traffic_before_the_next() -> None:
+def test_restarted_engine_is_caught_up_with_the_live_version_and_gets_traffic_before_the_next() -> None:
     async def main() -> tuple[Simulation, list[tuple[float, int | None]]]:
         world = World(lengths=Fixed(40), engines=2, step_s=Fixed(50.0))
         simulation = build(flow(steps=4, ahead=1, inflight=OldWeights()), world)
@@ -301,7 +273,7 @@ def total_tokens(world: World, config: RunConfig) -> int:
     """Tokens of all prompts, each generated once: of a run that nothing happens to."""
     run = simulate(config, world)
     assert run.counts["trained"] == world.rows
-    return decoded(run)
+    return run.engine_stats.decode_tokens
 
 
 def recorded_tokens(run: Simulation) -> int:
@@ -325,7 +297,7 @@ def config_with(every: int, **numbers) -> RunConfig:
 
 @pytest.mark.parametrize("landing", LANDINGS[:5], ids=lambda landing: type(landing).__name__)
 @pytest.mark.parametrize("turns", [1, 3])
-def test_a_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
+def test_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
     """Together, all parts of the run sample exactly as many tokens as one that was never stopped; and those again of which
     drain and barrier cannot have more under other weights."""
     config = config_with(0, inflight=landing)
@@ -337,7 +309,7 @@ def test_a_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
     again = sum(recorded_tokens(part) - carried_tokens(part) for part in parts)
     assert again == 0 or isinstance(landing, Drain | Barrier)
     parts.append(simulate(config, world, resume=parts[-1].checkpoints.read()))
-    assert sum(decoded(part) for part in parts) == total_tokens(world, config) + again
+    assert sum(part.engine_stats.decode_tokens for part in parts) == total_tokens(world, config) + again
     trained = [entry.prompt_id for part in parts for entry in part.consumed]
     assert sorted(trained) == sorted(f"0/{row}" for row in range(24))
     assert max(entry.age for part in parts for entry in part.consumed) <= 2
@@ -345,7 +317,7 @@ def test_a_stopped_run_generates_no_token_twice(landing, turns: int) -> None:
 
 @pytest.mark.parametrize("landing", [Swap(), Resume(), OldWeights()], ids=lambda landing: type(landing).__name__)
 @pytest.mark.parametrize("kill_at_s", [30.05, 48.3, 75.0])
-def test_a_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, kill_at_s: float) -> None:
+def test_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, kill_at_s: float) -> None:
     """The part after it samples what the checkpoint lacks, to the token: rest of what was begun, all of what was not."""
     config = config_with(1, inflight=landing)
     world = World(lengths=known_lengths, turns=2, tool_s=Fixed(0.3), rows=24)
@@ -357,7 +329,7 @@ def test_a_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, 
     finished = {u.prompt_id for u in snapshot.unfinished if u.group is not None}
     before = [e.prompt_id for e in first.consumed if e.step < snapshot.step]
     done = sum(_length_of(row, config, world) for row in range(24) if f"0/{row}" in finished | set(before))
-    assert decoded(second) == total_tokens(world, config) - done - carried_tokens(first)
+    assert second.engine_stats.decode_tokens == total_tokens(world, config) - done - carried_tokens(first)
     assert sorted(before + [e.prompt_id for e in second.consumed]) == sorted(f"0/{row}" for row in range(24))
 
 
@@ -365,7 +337,7 @@ def test_a_killed_run_goes_on_from_the_partials_of_its_last_checkpoint(landing, 
 @pytest.mark.parametrize(
     "landing", [each for each in LANDINGS if not isinstance(each, Cancel)], ids=lambda landing: type(landing).__name__
 )
-def test_the_promise_about_mixed_versions_holds_across_a_restart(landing, turns: int) -> None:
+def test_promise_about_mixed_versions_holds_across_a_restart(landing, turns: int) -> None:
     config = config_with(1, inflight=landing)
     world = World(lengths=known_lengths, turns=turns, tool_s=Fixed(0.3), rows=24)
     requests, groups = 0, 0
@@ -373,10 +345,10 @@ def test_the_promise_about_mixed_versions_holds_across_a_restart(landing, turns:
         first = simulate(config, world, kill_at_s=kill_at_s)
         snapshot, _ = first.checkpoints.read()
         begun = {u.prompt_id for u in snapshot.unfinished if any(u.answers)}
-        second, witness = watched(config, world, resume=first.checkpoints.read())
+        second, seen = watched(config, world, resume=first.checkpoints.read())
         assert second.counts["trained"] == 24
         by_group: dict[str, set[int]] = {}
-        for (prompt, _), done in witness.seen.items():
+        for (prompt, _), done in seen.items():
             by_group.setdefault(prompt, set()).update(span.version for span in done.spans)
             requests += prompt in begun and len(done.spans) > 1
         groups += sum(len(by_group[prompt]) > 1 for prompt in begun)
@@ -393,7 +365,7 @@ def _length_of(row: int, config: RunConfig, world: World) -> int:
             alone.prompts.next()
         return await play(alone)
 
-    return decoded(run_virtual(main))
+    return run_virtual(main).engine_stats.decode_tokens
 
 
 @pytest.mark.parametrize("kind", ["error", "hang"])
@@ -408,29 +380,16 @@ def test_partials_that_fail_cost_a_warning_and_not_the_checkpoint(kind) -> None:
     assert any(("injected" if kind == "error" else "within 5.0 s") in message for message in warnings)
 
 
-def test_an_environment_that_asks_something_else_is_played_anew_from_there() -> None:
+def test_environment_that_asks_something_else_is_played_anew_from_there() -> None:
     """After the restart every second turn has another context: what was recorded of it is not used."""
 
-    class Moody:
-        def __init__(self, inner, mood: int) -> None:
-            self._inner, self._mood = inner, mood
+    def part(mood: int, **how: Any) -> Simulation:
+        async def other(prompt: Prompt, request: Request, generate: Generate) -> Completion:
+            if request.id.endswith("/1"):
+                request = msgspec.structs.replace(request, seed=request.seed + mood)
+            return await generate(request)
 
-        async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int):
-            async def other(request: Request) -> Completion:
-                if request.id.endswith("/1"):
-                    request = msgspec.structs.replace(request, seed=request.seed + self._mood)
-                return await generate(request)
-
-            return await self._inner.play(prompt, other, key=key, group=group, seed=seed)
-
-    def part(mood: int, **how) -> Simulation:
-        async def main() -> Simulation:
-            simulation = build(config, world, resume=how.get("resume"))
-            env = Moody(simulation.parts.env, mood)
-            simulation.parts = msgspec.structs.replace(simulation.parts, env=env)
-            return await play(simulation, **how)
-
-        return run_virtual(main)
+        return simulate(config, world, change=wrap_env(other), **how)
 
     config = config_with(0)
     world = World(lengths=lambda request: 20, turns=2, rows=6)
@@ -440,4 +399,4 @@ def test_an_environment_that_asks_something_else_is_played_anew_from_there() -> 
     lost = sum(len(answer.completion.tokens) for answer in second_turns if answer.completion is not None)
     assert lost > 0
     second = part(1, resume=first.checkpoints.read())
-    assert decoded(first) + decoded(second) == 6 * 2 * 40 + lost
+    assert first.engine_stats.decode_tokens + second.engine_stats.decode_tokens == 6 * 2 * 40 + lost

@@ -21,7 +21,6 @@ from corrente.env.instance import EnvInstance
 from corrente.env.pool import InstancePool
 from corrente.errors import FailureBudgetError
 from corrente.sim.distributions import Distribution, Fixed, Uniform, generator
-from corrente.sim.pool import VirtualPool
 from corrente.testing import Simulation, World, run_virtual
 from corrente.testing.world import build, flow, play
 
@@ -69,7 +68,7 @@ class Town:
 
         pool = InstancePool(make, limit=self.limit)
         tokenizer = CharTokenizer()
-        setting = EnvSetup(pool=pool, voice=ChatRenderer(tokenizer, tokenizer))
+        setting = EnvSetup(pool=pool, renderer=ChatRenderer(tokenizer, tokenizer))
         rules = Environments(max_turns=9)
         return Conversation({"": setting}, sampling=config.sampling, rules=rules, context=1 << 20), pool
 
@@ -85,11 +84,6 @@ def run(config: RunConfig, world: World, town: Town, **how: Any) -> Simulation:
             await pool.close()
 
     return run_virtual(main, limit_s=1e6)
-
-
-def decoded(run: Simulation) -> int:
-    engines = run.engine.engines if isinstance(run.engine, VirtualPool) else (run.engine,)
-    return sum(engine._decoded for engine in engines)
 
 
 def lengths(request: Any) -> float:
@@ -120,7 +114,7 @@ def test_stopped_run_of_conversations_generates_no_token_twice(landing: Any) -> 
     for at_s in (3.0, 6.1):
         parts.append(run(config, world, town, resume=parts[-1].checkpoints.read(), stop_at_s=at_s))
     parts.append(run(config, world, town, resume=parts[-1].checkpoints.read()))
-    assert sum(decoded(part) for part in parts) == decoded(whole)
+    assert sum(part.engine_stats.decode_tokens for part in parts) == whole.engine_stats.decode_tokens
     trained = [entry.prompt_id for part in parts for entry in part.consumed]
     assert sorted(trained) == sorted(f"0/{row}" for row in range(24))
     carried = [u for u in parts[0].checkpoints.read()[0].unfinished for record in u.answers if len(record) > 1]

@@ -94,7 +94,7 @@ def check(config: RunConfig, parts: Sequence[Simulation], *, rows: int | None = 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("at_s", [0.05, 2.0, 9.0, 17.3, 40.0])
-def test_a_killed_run_trains_every_prompt_once(every: int, window: int, at_s: float) -> None:
+def test_killed_run_trains_every_prompt_once(every: int, window: int, at_s: float) -> None:
     config = checkpointed(every, steps=1000, ahead=1, window=window, every=every)
     world = World(lengths=TAIL, rows=31)
     parts = run_in_parts(config, world, kills_s=[at_s, at_s / 2, at_s])
@@ -104,7 +104,7 @@ def test_a_killed_run_trains_every_prompt_once(every: int, window: int, at_s: fl
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("at_s", [0.0, 1.0, 7.7, 15.2])
-def test_a_stopped_run_goes_on_where_it_stood(every: int, at_s: float) -> None:
+def test_stopped_run_goes_on_where_it_stood(every: int, at_s: float) -> None:
     config = checkpointed(0, steps=60, ahead=2, window=2, every=every)
     parts = run_in_parts(config, World(lengths=TAIL), stops_s=[at_s, 0.0, at_s, 3.0])
     check(config, parts)

@@ -11,13 +11,14 @@ import pytest
 
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Filter, Limits, RunConfig
+from corrente.controller.parts import Parts
 from corrente.data.types import Batch, Group
 from corrente.errors import FailureBudgetError, NothingToLearnError
 from corrente.score.combined import CombinedScorer, ScorerTerms
-from corrente.score.functions import FunctionsScorer, members
+from corrente.score.functions import FunctionsScorer, function_members
 from corrente.sim.distributions import Fixed, Uniform
 from corrente.sim.faults import Fault
-from corrente.testing import Simulation, World, run_virtual
+from corrente.testing import Simulation, World, run_virtual, simulate
 from corrente.testing.world import build, flow, play
 
 PLAIN = World()
@@ -46,16 +47,15 @@ def train(
 ):
     """``terms``: of each function; else they have ``deadline_s`` and are otherwise free."""
 
-    async def main() -> tuple[Simulation, Recorded]:
-        simulation = build(config, world)
-        algorithm = Recorded(config)
+    algorithm = Recorded(config)
+
+    def change(parts: Parts) -> Parts:
         scorer = FunctionsScorer(functions, deadline_s=deadline_s, offload=direct)
         if terms is not None:
-            scorer = CombinedScorer([(source, terms) for source, _ in members(functions, offload=direct)])
-        simulation.parts = msgspec.structs.replace(simulation.parts, scorer=scorer, algorithm=algorithm)
-        return await play(simulation), algorithm
+            scorer = CombinedScorer([(source, terms) for source, _ in function_members(functions, offload=direct)])
+        return msgspec.structs.replace(parts, scorer=scorer, algorithm=algorithm)
 
-    return run_virtual(main, limit_s=100_000)
+    return simulate(config, world, limit_s=100_000, change=change), algorithm
 
 
 def alternating(completions, row, **_) -> list[float]:
@@ -91,7 +91,7 @@ def test_groups_without_any_reward_are_not_trained() -> None:
     assert "no reward" in str(run.error)
 
 
-def test_an_episode_without_reward_is_neither_trained_nor_a_zero() -> None:
+def test_episode_without_reward_is_neither_trained_nor_a_zero() -> None:
     def third_not_applicable(completions) -> list[float | None]:
         return [None if at == 2 else float(at) for at in range(len(completions))]
 
@@ -141,7 +141,7 @@ def test_float_noise_earns_no_advantage() -> None:
         assert max(largest, default=0.0) == 0.0
 
 
-def test_a_run_of_steps_without_gradient_ends_too() -> None:
+def test_run_of_steps_without_gradient_ends_too() -> None:
     """``skip`` keeps flat groups in their step; a run that only skips is one that learns nothing."""
     run, _ = train(flow(steps=50, filter=Filter(zero_variance="skip", patience=4)), [lambda completions: 1.0])
     assert run.error is not None
@@ -152,7 +152,7 @@ def test_a_run_of_steps_without_gradient_ends_too() -> None:
     assert run.learner.state == 0
 
 
-def test_a_lone_survivor_teaches_nothing() -> None:
+def test_lone_survivor_teaches_nothing() -> None:
     def only_first(completions) -> list[float]:
         return [1.0 if at == 0 else float("nan") for at in range(len(completions))]
 
@@ -177,7 +177,7 @@ def fails_on_odd_rows(how: str):
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs", "too few", "not finite"])
-def test_a_reward_function_that_fails_costs_those_episodes_and_is_named(how: str) -> None:
+def test_reward_function_that_fails_costs_those_episodes_and_is_named(how: str) -> None:
     config = msgspec.structs.replace(
         flow(steps=6, limits=Limits(failure_fraction=0.9)),
         checkpoint=msgspec.structs.replace(flow().checkpoint, every=6),
@@ -191,7 +191,7 @@ def test_a_reward_function_that_fails_costs_those_episodes_and_is_named(how: str
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs", "too few", "not finite"])
-def test_a_reward_function_that_always_fails_ends_the_run(how: str) -> None:
+def test_reward_function_that_always_fails_ends_the_run(how: str) -> None:
     broken = fails_on_odd_rows(how)
 
     async def always(completions) -> list[float]:
@@ -233,7 +233,7 @@ def test_scoring_of_one_group_does_not_wait_for_another() -> None:
     assert sum(stop < 10.0 for stop in ends.values()) >= 7
 
 
-def test_a_scorer_with_a_limit_throttles_admission_and_drops_nothing() -> None:
+def test_scorer_with_a_limit_throttles_admission_and_drops_nothing() -> None:
     """Scoring is the bottleneck: one group every two seconds. Groups wait for it in their slots, so generation is admitted at its
     pace; none is dropped and none waits without bound."""
 
@@ -260,7 +260,7 @@ def test_a_scorer_with_a_limit_throttles_admission_and_drops_nothing() -> None:
 
 
 @pytest.mark.parametrize(("failure", "reward"), [("none", None), ("default", 0.25)])
-def test_a_scorer_that_fails_sometimes_costs_what_its_policy_says(failure, reward) -> None:
+def test_scorer_that_fails_sometimes_costs_what_its_policy_says(failure, reward) -> None:
     run, algorithm = train(
         flow(steps=5, filter=Filter(zero_variance="skip", patience=100)),
         [alternating, fails_on_odd_rows("raises")],
@@ -275,7 +275,7 @@ def test_a_scorer_that_fails_sometimes_costs_what_its_policy_says(failure, rewar
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs", "too few", "not finite"])
-def test_a_policy_does_not_hide_a_scorer_that_always_fails(how: str) -> None:
+def test_policy_does_not_hide_a_scorer_that_always_fails(how: str) -> None:
     broken = fails_on_odd_rows(how)
 
     async def always(completions) -> list[float]:
@@ -318,7 +318,7 @@ def test_any_callable_is_a_reward_function(function) -> None:
     assert run.counts["failed"] == 0
 
 
-def test_a_lone_survivor_is_trained_on_where_the_algorithm_can_learn_from_it() -> None:
+def test_lone_survivor_is_trained_on_where_the_algorithm_can_learn_from_it() -> None:
     async def main() -> Simulation:
         simulation = build(flow(steps=4), World(faults=(Fault(stage="generate", key="*/0/0"),)))
         simulation.algorithm.trainable = lambda group: "" if group.episodes else "no survivor"  # type: ignore[method-assign]

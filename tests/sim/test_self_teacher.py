@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from corrente.config import RunConfig
-from corrente.data.types import ApplyMode, Group, Scores, TeacherTurn, Tokens
+from corrente.data.types import ApplyMode, Group, Scores, TeacherLogprobs, Tokens
 from corrente.errors import SyncError
 from corrente.score.base import ScoreResult
 from corrente.score.combined import CombinedScorer, ScorerTerms
@@ -19,6 +19,7 @@ from corrente.score.teacher import TeacherSource
 from corrente.sim.distributions import Fixed
 from corrente.sync.base import Offer, Update
 from corrente.sync.lagged import LaggedSync, VersionRing
+from corrente.testing import simulate
 from corrente.testing.clock import run_virtual
 from corrente.testing.world import LANDINGS, Simulation, World, build, flow, play
 
@@ -71,10 +72,10 @@ class Rewarding:
 
     name, single = "reward", False
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Any:
+    async def score_episodes(self, group: Group) -> Any:
         return [ScoreResult(score=float(e.index % 2)) for e in group.episodes]
 
 
@@ -83,7 +84,7 @@ class Noting:
 
     def __init__(self, inner: CombinedScorer, sync: Any) -> None:
         self._inner, self._sync = inner, sync
-        self.noted: list[tuple[int, int, TeacherTurn]] = []
+        self.noted: list[tuple[int, int, TeacherLogprobs]] = []
 
     async def score(self, group: Group) -> Group:
         before = self._sync.published[-1][0]
@@ -105,8 +106,7 @@ def taught_run(
         followed = LaggedSync(simulation.sync, teacher, tell=sink.event)
         source = TeacherSource(teacher, name="self", top=1)
         noting = Noting(CombinedScorer([(Rewarding(), ScorerTerms()), (source, ScorerTerms())]), simulation.sync)
-        parts = msgspec.structs.replace(simulation.parts, sync=followed, scorer=noting)
-        simulation.parts = parts
+        simulation.parts = msgspec.structs.replace(simulation.parts, sync=followed, scorer=noting)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(followed.run)
             await play(simulation, **how)
@@ -135,7 +135,7 @@ def test_teacher_that_keeps_up_costs_the_run_nothing():
     """Bringing versions takes less time than a step: the run takes as long as with a scorer that is no slower, but for the first
     version, which the teacher needs before it can be asked."""
     config, world = flow(steps=12, ahead=1), World(score_s=Fixed(0.2))
-    plain = run_virtual(lambda: play(build(config, world)), seed=0, limit_s=1e6)
+    plain = simulate(config, world)
     simulation, _, followed = taught_run(config, VirtualTeacher(lag=1, fetch_s=0.7, score_s=0.2), world)
     assert simulation.elapsed_s == pytest.approx(plain.elapsed_s + 0.1 + 0.7)
     assert followed.stats()["publish/follower_wait_s"] == 0

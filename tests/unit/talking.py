@@ -10,9 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from corrente.config import Chat
-from corrente.data.types import Completion, Span
+from corrente.data.types import Completion
 from corrente.env.chat_renderer import ChatRenderer
 from corrente.prompts.chat import ChatTemplate
+from corrente.testing import samples
 
 END = "<|end|>"
 
@@ -74,13 +75,7 @@ def said(tokenizer: ByteTokenizer, text: str, *, end: str = END, finish: Any = "
 
 
 def sampled(tokens: Any, *, finish: Any = "stop", version: int = 0, text: str = "") -> Completion:
-    return Completion(
-        tokens=tokens,
-        logprobs=np.full(len(tokens), -0.5, np.float32),
-        spans=(Span(version, 0, len(tokens)),) if len(tokens) else (),
-        finish_reason=finish,
-        text=text,
-    )
+    return samples.completion(tokens=tokens, versions=version, finish_reason=finish, text=text)
 
 
 class CharTokenizer:

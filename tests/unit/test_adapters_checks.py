@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.refusals import refusal
 
 from corrente import config as c
 from corrente.adapters import checks
@@ -48,33 +49,46 @@ def _check(model: Path | None, **keys: Any) -> None:
         ({"init": "/nowhere"}, r"adapters\.init = '/nowhere': it must be a peft directory"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(keys: dict[str, Any], words: str, model: Path) -> None:
+def test_adapters_checks_refuses_by_name(keys: dict[str, Any], words: str, model: Path) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         _check(model, **keys)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("accepted", "neighbour", "words"),
     [
-        {},
-        {"targets": ("q_proj", "self_attn.v_proj", "lm_head")},
-        {"targets": ("model.layers.0.mlp.down_proj",)},
-        {"targets": (), "target_parameters": ("q_proj.weight",)},
+        ({}, {"targets": ()}, "give at least one"),
+        ({"targets": ("q_proj", "self_attn.v_proj", "lm_head")}, {"targets": ("q_proj", "mlp.v_proj")}, "mlp.v_proj"),
+        ({"targets": ("model.layers.0.mlp.down_proj",)}, {"targets": ("model.layers.1.mlp.down_proj",)}, "nearest are"),
+        (
+            {"targets": (), "target_parameters": ("q_proj.weight",)},
+            {"targets": (), "target_parameters": ("q_proj.bias",)},
+            "nearest are q_proj.weight",
+        ),
     ],
 )
-def test_what_can_work_is_not_refused(keys: dict[str, Any], model: Path) -> None:
-    _check(model, **keys)
-    checks.check(c.RunConfig(), model=model)
+def test_adapters_checks_accepts(accepted: dict[str, Any], neighbour: dict[str, Any], words: str, model: Path) -> None:
+    assert refusal(_check, model, **accepted) == ""
+    assert words in refusal(_check, model, **neighbour)
+    assert refusal(checks.check, c.RunConfig(), model=model) == "", "nothing is asked of names without adapters"
 
 
-def test_names_are_not_judged_where_files_do_not_tell(tmp_path: Path, model: Path) -> None:
-    _check(None, targets=("anything",))
-    _check(tmp_path / "empty", targets=("anything",))
-    (model / "model.safetensors").write_bytes(b"torn")
-    _check(model, targets=("anything",))
+def test_adapters_checks_accepts_any_name_where_files_do_not_tell(tmp_path: Path, model: Path) -> None:
+    weights = model / "model.safetensors"
+    told = weights.read_bytes()
+    for folder, content in ((None, told), (tmp_path / "empty", told), (model, b"torn")):
+        weights.write_bytes(content)
+        assert refusal(_check, folder, targets=("anything",)) == ""
+    weights.write_bytes(told)
+    assert "'anything': no layer" in refusal(_check, model, targets=("anything",))
+
+
+def test_adapters_checks_accepts_parameters_that_a_model_fuses_when_it_is_loaded(model: Path) -> None:
+    fused: dict[str, Any] = {"targets": ("q_proj",), "target_parameters": ("experts.gate_up_proj",)}
+    assert "experts.gate_up_proj" in refusal(_check, model, **fused)
     _write_header(model / "model.safetensors", (*NAMES, "model.layers.0.mlp.experts.0.up_proj.weight"))
-    _check(model, targets=("q_proj",), target_parameters=("experts.gate_up_proj",))
+    assert refusal(_check, model, **fused) == ""
 
 
 def test_names_of_a_model_in_several_files_come_from_its_index(tmp_path: Path) -> None:

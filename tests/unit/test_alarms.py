@@ -46,7 +46,7 @@ def test_alarm_names_value_band_and_likely_causes():
     assert "model.dtype" in gap
 
 
-def test_a_step_that_says_nothing_changes_nothing():
+def test_step_that_says_nothing_changes_nothing():
     assert told(Alarm(), "ratio/ess", [0.4, None, 0.3, None, 0.9]) == ["warning", "", "", "", "info"]
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from corrente.buffer.stream import StreamBuffer
 from corrente.buffer.window import WindowBuffer
 from corrente.errors import LedgerError
-from corrente.testing import run_virtual
+from corrente.testing import run_virtual, samples
 from corrente.testing.expect import pending
-from corrente.testing.samples import group
 
 
 async def fill(buffer: WindowBuffer | StreamBuffer, count: int) -> list[int]:
@@ -24,11 +23,11 @@ def test_window_looks_past_a_slow_group_as_far_as_its_width() -> None:
         buffer = WindowBuffer(slots=6, window=3)
         await fill(buffer, 6)
         for i in (1, 2, 3, 4, 5):
-            buffer.put(group(i))
+            buffer.put(samples.group(id=i))
         assert [g.id for g in await buffer.take(2)] == [1, 2]
         async with pending(lambda: buffer.take(1)) as call:  # 3 is the fourth in line, behind 0 and two that were taken
             assert not call.done
-            buffer.put(group(0))
+            buffer.put(samples.group(id=0))
             await anyio.wait_all_tasks_blocked()
             assert [g.id for g in call.result] == [0]
         assert [g.id for g in await buffer.take(3)] == [3, 4, 5]
@@ -43,9 +42,9 @@ def test_window_moves_on_as_the_oldest_groups_are_picked() -> None:
         buffer = WindowBuffer(slots=8, window=2)
         await fill(buffer, 8)
         for i in (0, 1, 2, 4):
-            buffer.put(group(i))
+            buffer.put(samples.group(id=i))
         assert [g.id for g in await buffer.take(4)] == [0, 1, 2, 4]
-        buffer.put(group(5))
+        buffer.put(samples.group(id=5))
         async with pending(lambda: buffer.take(1)) as call:
             assert not call.done  # 3 anchors the window at [3, 4], and 4 is taken
 
@@ -57,7 +56,7 @@ def test_window_of_one_is_first_in_first_out() -> None:
         buffer = WindowBuffer(slots=4, window=1)
         await fill(buffer, 4)
         for i in (3, 2, 1):
-            buffer.put(group(i))
+            buffer.put(samples.group(id=i))
         async with pending(lambda: buffer.take(1)) as call:
             assert not call.done
             buffer.drop(0)
@@ -72,7 +71,7 @@ def test_groups_dropped_after_they_overtook_give_their_place_back() -> None:
         buffer = WindowBuffer(slots=5, window=2)
         await fill(buffer, 5)
         for i in (1, 2):
-            buffer.put(group(i))
+            buffer.put(samples.group(id=i))
         (taken,) = await buffer.take(1)
         assert taken.id == 1
         buffer.drop(1)  # stale: it is not trained on, so it did not overtake anybody
@@ -85,9 +84,9 @@ def test_misuse_of_a_buffer_is_our_own_bug() -> None:
     async def main() -> None:
         for buffer in (WindowBuffer(slots=2, window=1), StreamBuffer(inflight=2)):
             await fill(buffer, 1)
-            buffer.put(group(0))
+            buffer.put(samples.group(id=0))
             with pytest.raises(LedgerError, match="put twice"):
-                buffer.put(group(0))
+                buffer.put(samples.group(id=0))
             with pytest.raises(LedgerError, match="never admitted"):
                 buffer.drop(7)
             buffer.drop(0)
@@ -98,7 +97,7 @@ def test_misuse_of_a_buffer_is_our_own_bug() -> None:
 
 
 @pytest.mark.parametrize(("slots", "window"), [(0, 0), (3, 0), (3, 4), (3, -1)])
-def test_a_window_that_does_not_fit_is_refused(slots: int, window: int) -> None:
+def test_window_that_does_not_fit_is_refused(slots: int, window: int) -> None:
     with pytest.raises(ValueError, match=r"window .* must lie in"):
         WindowBuffer(slots=slots, window=window)
 
@@ -108,11 +107,11 @@ def test_stream_hands_out_what_finished_first_and_never_stops_admitting() -> Non
         buffer = StreamBuffer(inflight=2)
         await fill(buffer, 2)
         for i in range(50):
-            buffer.put(group(1 if i == 0 else i + 1))
+            buffer.put(samples.group(id=1 if i == 0 else i + 1))
             assert (await buffer.reserve()).id == i + 2
         assert buffer.occupancy().ready == 50
         assert [g.id for g in await buffer.take(3)] == [1, 2, 3]
-        buffer.put(group(0))
+        buffer.put(samples.group(id=0))
         assert [g.id for g in await buffer.take(47)] == list(range(4, 51))
         assert [g.id for g in await buffer.take(1)] == [0]
 
@@ -164,7 +163,7 @@ def test_window_agrees_with_its_model(shape: tuple[int, int], moves: list[tuple[
                 generating.append(i)
             elif move == "put" and generating:
                 i = generating.pop(n % len(generating))
-                buffer.put(group(i))
+                buffer.put(samples.group(id=i))
                 model.set(i, "ready")
             elif move == "drop" and model.held:
                 i = sorted(model.held)[n % len(model.held)]

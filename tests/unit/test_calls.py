@@ -8,14 +8,22 @@ import re
 import pytest
 from tests.unit.talking import ByteTokenizer
 
-from corrente.env.calls import ToolCall, by_pattern, choose, compiled, hermes, llama3, verify
+from corrente.env.calls import (
+    ToolCall,
+    choose_parser,
+    compile_call_pattern,
+    parse_hermes,
+    parse_llama3,
+    pattern_parser,
+    verify_call_format,
+)
 from corrente.errors import ConfigError
 
 ADD = ToolCall(name="add", arguments={"a": 1})
 
 
 def test_hermes_calls_stand_in_text_in_any_number():
-    parsed = hermes(
+    parsed = parse_hermes(
         'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>{"name": "now"}</tool_call>'
     )
     assert parsed.content == "Let me see."
@@ -35,50 +43,55 @@ def test_hermes_calls_stand_in_text_in_any_number():
         ("<tool_call></tool_call>", "not JSON"),
     ],
 )
-def test_what_looks_like_a_call_and_is_none_says_why(text: str, error: str):
-    (call,) = hermes(text).calls
+def test_broken_call_says_why_it_is_none(text: str, error: str):
+    (call,) = parse_hermes(text).calls
     assert error in call.error
 
 
 def test_arguments_may_be_json_in_a_string_or_wrapped_in_a_function():
-    assert hermes('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>').calls == (ADD,)
+    assert parse_hermes('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>').calls == (ADD,)
     wrapped = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    assert hermes(f"<tool_call>{json.dumps(wrapped)}</tool_call>").calls == (ADD,)
-    assert hermes('<tool_call>{"name": "add", "arguments": null}</tool_call>').calls == (ToolCall(name="add"),)
+    assert parse_hermes(f"<tool_call>{json.dumps(wrapped)}</tool_call>").calls == (ADD,)
+    assert parse_hermes('<tool_call>{"name": "add", "arguments": null}</tool_call>').calls == (ToolCall(name="add"),)
 
 
 @pytest.mark.parametrize("text", ["plain text", "", "a < b and {c}", '{"answer": 4}'])
 def test_text_without_a_call_is_content(text: str):
-    for parse in (hermes, llama3):
+    for parse in (parse_hermes, parse_llama3):
         assert parse(text).calls == ()
         assert parse(text).content == text
 
 
 def test_llama3_calls_are_the_whole_answer():
-    assert llama3('{"name": "add", "parameters": {"a": 1}}').calls == (ADD,)
-    assert llama3(
+    assert parse_llama3('{"name": "add", "parameters": {"a": 1}}').calls == (ADD,)
+    assert parse_llama3(
         ' <|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}'
     ).calls == (
         ADD,
         ToolCall(name="now"),
     )
-    (broken,) = llama3('{"name": "add", "parameters": {"a": 1').calls
+    (broken,) = parse_llama3('{"name": "add", "parameters": {"a": 1').calls
     assert "not JSON" in broken.error
-    first, second = llama3('{"name": "add", "parameters": {"a": 1}} and so on').calls
+    first, second = parse_llama3('{"name": "add", "parameters": {"a": 1}} and so on').calls
     assert first == ADD
     assert second.error
 
 
 def test_pattern_finds_calls_by_its_groups():
-    parse = by_pattern(compiled(r"CALL (?P<name>\w+)\((?P<arguments>.*?)\)"))
+    parse = pattern_parser(compile_call_pattern(r"CALL (?P<name>\w+)\((?P<arguments>.*?)\)"))
     assert parse('so CALL add({"a": 1}) and CALL now()').calls == (ADD, ToolCall(name="now"))
-    assert by_pattern(compiled(r"\[\[(?P<json>.*?)\]\]"))('[[{"name": "add", "arguments": {"a": 1}}]]').calls == (ADD,)
+    assert pattern_parser(compile_call_pattern(r"\[\[(?P<json>.*?)\]\]"))(
+        '[[{"name": "add", "arguments": {"a": 1}}]]'
+    ).calls == (ADD,)
 
 
-def test_the_chat_template_suggests_the_format():
-    assert choose("auto", tokenizer=ByteTokenizer("uses <tool_call> and <|python_tag|>").hf, tools=[]) is hermes
-    assert choose("auto", tokenizer=ByteTokenizer("says <|python_tag|>").hf, tools=[]) is llama3
-    assert choose("auto", tokenizer=ByteTokenizer("says nothing").hf, tools=[]) is hermes
+def test_chat_template_suggests_the_format():
+    assert (
+        choose_parser("auto", tokenizer=ByteTokenizer("uses <tool_call> and <|python_tag|>").hf, tools=[])
+        is parse_hermes
+    )
+    assert choose_parser("auto", tokenizer=ByteTokenizer("says <|python_tag|>").hf, tools=[]) is parse_llama3
+    assert choose_parser("auto", tokenizer=ByteTokenizer("says nothing").hf, tools=[]) is parse_hermes
 
 
 TEMPLATE = {
@@ -100,9 +113,13 @@ def test_response_template_of_the_tokenizer_or_of_a_file_is_followed(tmp_path):
     text = 'Hm.[CALL]{"name": "add", "arguments": {"a": 1}}[/CALL]'
     (tmp_path / "template.json").write_text(json.dumps(TEMPLATE))
     hf = ByteTokenizer().hf
-    from_file = choose(str(tmp_path / "template.json"), tokenizer=hf, tools=[])
+    from_file = choose_parser(str(tmp_path / "template.json"), tokenizer=hf, tools=[])
     hf.response_template = TEMPLATE
-    for parse in (from_file, choose("native", tokenizer=hf, tools=[]), choose("auto", tokenizer=hf, tools=[])):
+    for parse in (
+        from_file,
+        choose_parser("native", tokenizer=hf, tools=[]),
+        choose_parser("auto", tokenizer=hf, tools=[]),
+    ):
         parsed = parse(text, before="<|user|>x<|end|>\n<|assistant|>")
         assert parsed.calls == (ADD,)
         assert parsed.content == "Hm."
@@ -116,10 +133,10 @@ def test_response_template_of_the_tokenizer_or_of_a_file_is_followed(tmp_path):
 )
 def test_format_that_cannot_be_is_refused_by_name(how: str, message: str):
     with pytest.raises(ConfigError, match=re.escape("env.calls")) as caught:
-        verify(how)
+        verify_call_format(how)
     assert message in str(caught.value)
 
 
 def test_native_needs_a_response_template():
     with pytest.raises(ConfigError, match="no response template"):
-        choose("native", tokenizer=ByteTokenizer().hf, tools=[])
+        choose_parser("native", tokenizer=ByteTokenizer().hf, tools=[])

@@ -17,7 +17,7 @@ INTERNAL = ("ratio/square",)
 """Recorded to derive another from, and not reported."""
 
 
-def test_the_page_is_current():
+def test_page_is_current():
     path = ROOT / "docs" / "reference" / "generate_metrics.py"
     spec = importlib.util.spec_from_file_location("generate_metrics", path)
     assert spec is not None
@@ -33,9 +33,9 @@ def test_no_metric_is_explained_twice():
     assert len(names) == len(set(names))
 
 
-def test_the_page_says_how_the_learner_combines_each_metric():
+def test_page_says_how_the_learner_combines_each_metric():
     sums = Accumulator()
-    metrics.record(sums, trace())
+    metrics.record_tokens(sums, trace())
     for name, how in sums.reductions().items():
         if name in INTERNAL or name.endswith("/ratio_square"):
             continue
@@ -46,8 +46,8 @@ def test_the_page_says_how_the_learner_combines_each_metric():
 
 def test_every_number_of_the_learner_is_on_the_page():
     sums = Accumulator()
-    metrics.record(sums, trace())
-    missing = [name for name in metrics.reported(sums) if find(name) is None]
+    metrics.record_tokens(sums, trace())
+    missing = [name for name in metrics.step_report(sums) if find(name) is None]
     assert not missing
 
 

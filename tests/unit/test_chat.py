@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 
 from corrente import config as c
-from corrente.data.types import Completion, Request, Sampling, Span
+from corrente.data.types import Completion, Request, Sampling
 from corrente.env.single import SingleTurnEnv
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.build import build
 from corrente.prompts.chat import ChatTemplate, conversation, read_template
 from corrente.prompts.tokenizer import Tokenizer
+from corrente.testing import samples
 
 pytestmark = pytest.mark.slow
 
@@ -87,8 +87,7 @@ def _asked_of_the_engine(row: dict[str, Any], tokenizer: Tokenizer, chat: c.Chat
 
     async def generate(request: Request) -> Completion:
         asked.append(request)
-        one = np.array([1], np.int32)
-        return Completion(tokens=one, logprobs=np.zeros(1, np.float32), spans=(Span(0, 0, 1),), finish_reason="stop")
+        return samples.completion()
 
     config = c.RunConfig(prompts=c.GivenRows(), chat=chat)
     prompts = build(config, tokenizer.encode, chat=ChatTemplate(tokenizer, chat), brought=[row])
@@ -177,7 +176,7 @@ def test_template_that_is_no_file_is_refused():
 
 
 @pytest.mark.parametrize("value", [None, "text", [], [1], [{"content": "no role"}], {"role": "user"}, [{"role": 1}]])
-def test_what_is_no_list_of_messages_is_no_conversation(value: Any):
+def test_conversation_is_a_list_of_messages_and_nothing_else(value: Any):
     assert conversation(value) is None
 
 

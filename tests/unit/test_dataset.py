@@ -84,7 +84,7 @@ def test_order_depends_on_the_seed_alone(brought: Any):
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_without_shuffle_rows_keep_their_order(brought: Any):
+def test_rows_keep_their_order_without_shuffle(brought: Any):
     assert [p.id for p in _all(_make(brought, epochs=1, shuffle=False))] == [f"0/{row}" for row in range(10)]
 
 
@@ -168,7 +168,7 @@ def test_columns_become_plain_data_or_are_refused_by_name():
         ([{"prompt": [{"role": "user", "content": "?"}]}], "is a conversation, and there is nothing to render it with"),
     ],
 )
-def test_what_is_no_dataset_is_refused_with_the_reason(dataset: Any, message: str):
+def test_folder_that_is_no_dataset_is_refused_with_the_reason(dataset: Any, message: str):
     with pytest.raises(ConfigError, match=message):
         _make(dataset)
 
@@ -181,7 +181,7 @@ def test_stream_without_rows_is_an_error_and_no_endless_loop(stream: Callable[[]
         _make(stream, epochs=0).find(["0/0"])  # how the first row is looked at before a model is loaded
 
 
-def test_nothing_given_is_refused_by_key():
+def test_given_rows_without_rows_are_refused_by_key():
     with pytest.raises(ConfigError, match=r'prompts\.kind = "given": no dataset was given'):
         _make(None)
 

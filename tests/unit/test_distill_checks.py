@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+from tests.refusals import refusal
 
 from corrente.algo import distill_checks
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
 from corrente.config.load import parse_config
-from corrente.data.types import Completion, Episode, Group, Prompt, Scores, Span, TeacherTurn, Tokens, Turn
+from corrente.data.types import Group, Scores, TeacherLogprobs, Tokens
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.score.teacher import TeacherSource
+from corrente.testing import samples
 
 TEACHER = {"kind": "teacher", "path": "somewhere", "top": 4}
 SERVER = {"kind": "teacher_server", "url": "http://h/v1", "model": "m", "tokenizer": "somewhere", "top": 4}
 OWN = {"kind": "self_teacher", "top": 4}
-WORD = np.array([5, 6], np.int32)
 
 
 def parse(*scorers: dict[str, Any], functions: tuple[str, ...] = ("exact_line",), **sections: Any) -> RunConfig:
@@ -29,43 +29,61 @@ def parse(*scorers: dict[str, Any], functions: tuple[str, ...] = ("exact_line",)
     return parse_config({"reward": reward, "distill": {"loss": "jsd"}, **sections})
 
 
+NO_TOP = {**TEACHER, "top": 0}
+WARM = {"temperature": 0.7}
+WITH_REWARDS = {"loss": "jsd", "beta": 0.0, "reward_weight": 1.0}
+REINFORCE = {"loss": "reinforce"}
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("accepted", "neighbour", "message"),
     [
-        parse(TEACHER),
-        parse(OWN, distill={"loss": "jsd", "beta": 0.0, "reward_weight": 1.0}),
-        parse(TEACHER, {**TEACHER, "name": "other"}, OWN, functions=()),
-        parse(SERVER),
-        parse(SERVER, distill={}, sampling={"temperature": 0.7}),
-        parse({**TEACHER, "top": 0}, distill={"loss": "advantage", "weight": 0.1}),
-        parse(TEACHER, distill={"loss": "k2"}, algo={"loss": "reinforce"}),
-        parse(TEACHER, distill={}, sampling={"top_k": 5}),
-        parse_config({}),
+        (parse_config({}), parse(), 'distill.loss = "jsd": there is no teacher; add'),
+        (parse(TEACHER), parse(NO_TOP), "reward.scorers[0].top = 0: distill.loss"),
+        (parse(NO_TOP, distill={"loss": "advantage", "weight": 0.1}), parse(NO_TOP), "reward.scorers[0].top = 0"),
+        (
+            parse(OWN, distill=WITH_REWARDS),
+            parse(OWN, functions=(), distill=WITH_REWARDS),
+            "distill.reward_weight = 1: nothing gives a reward",
+        ),
+        (
+            parse(TEACHER, {**TEACHER, "name": "other"}, OWN, functions=()),
+            parse(OWN, {**OWN, "name": "other"}, functions=()),
+            'reward.scorers[1].kind = "self_teacher": there is one already',
+        ),
+        (parse(SERVER), parse(SERVER, sampling=WARM), "sampling.temperature = 0.7: reward.scorers[0] is a server"),
+        (
+            parse(SERVER, distill={}, sampling=WARM),
+            parse(SERVER, sampling=WARM),
+            "sampling.temperature = 0.7: reward.scorers[0] is a server",
+        ),
+        (
+            parse(TEACHER, distill={"loss": "k2"}, algo=REINFORCE),
+            parse(TEACHER, distill={"loss": "k3"}, algo=REINFORCE),
+            'and algo.loss = "reinforce" has none',
+        ),
+        (
+            parse(TEACHER, distill={}, sampling={"top_k": 5}),
+            parse(TEACHER, sampling={"top_k": 5}),
+            "sampling.top_k = 5: distill.loss",
+        ),
     ],
 )
-def test_what_can_work_is_accepted(config: RunConfig):
-    distill_checks.check(config)
+def test_distill_checks_accepts(accepted: RunConfig, neighbour: RunConfig, message: str):
+    assert refusal(distill_checks.check, accepted) == ""
+    assert message in refusal(distill_checks.check, neighbour)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (parse(), 'distill.loss = "jsd": there is no teacher; add'),
-        (parse({**TEACHER, "top": 0}), "reward.scorers[0].top = 0: distill.loss"),
         (parse(TEACHER, distill={"weight": 2.0}), 'distill.weight = 2: distill.loss = "none" learns nothing'),
         (
             parse(TEACHER, distill={"loss": "k3", "beta": 0.1}),
             'distill.beta = 0.1: distill.loss = "k3" does not use it',
         ),
-        (parse(TEACHER, distill={"loss": "k3"}, algo={"loss": "reinforce"}), 'and algo.loss = "reinforce" has none'),
-        (
-            parse(TEACHER, functions=(), distill={"loss": "jsd", "reward_weight": 1.0}),
-            "distill.reward_weight = 1: nothing gives a reward",
-        ),
         (parse(TEACHER, sampling={"top_p": 0.9}), "sampling.top_p = 0.9: distill.loss"),
         (parse(TEACHER, sampling={"min_p": 0.1}), "sampling.min_p = 0.1: distill.loss"),
-        (parse(SERVER, sampling={"temperature": 0.7}), "sampling.temperature = 0.7: reward.scorers[0] is a server"),
-        (parse(OWN, {**OWN, "name": "other"}), 'reward.scorers[1].kind = "self_teacher": there is one already'),
         (
             parse(OWN, sync={"kind": "collective"}),
             'sync.kind = "collective"; it must be one of inproc, shm, disk, http',
@@ -73,9 +91,8 @@ def test_what_can_work_is_accepted(config: RunConfig):
         (parse(OWN, engine={"kind": "vllm"}), 'engine.kind = "vllm"; it must be "embedded"'),
     ],
 )
-def test_what_cannot_work_is_refused(config: RunConfig, message: str):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        distill_checks.check(config)
+def test_distill_checks_refuses(config: RunConfig, message: str):
+    assert message in refusal(distill_checks.check, config)
 
 
 def test_teacher_of_a_source_that_is_none_is_refused():
@@ -109,24 +126,13 @@ class Fixed:
         )
 
 
-def _group(*rewards: float | None, number: int = 0, taught: tuple[TeacherTurn, ...] = (), **fields: Any) -> Group:
-    completion = Completion(
-        tokens=WORD, logprobs=np.full(2, -0.5, np.float32), spans=(Span(0, 0, 2),), finish_reason="stop"
-    )
-    turns = (
-        Turn(speaker="user", tokens=WORD),
-        Turn(speaker="policy", tokens=completion.tokens, completion=completion),
-    )
-    episodes = [
-        Episode(prompt_id="0/0", group_id=number, index=at, turns=turns, reward=reward, taught=taught)
-        for at, reward in enumerate(rewards)
-    ]
-    prompt = Prompt(id="0/0", tokens=WORD, fields=fields)
-    return Group(id=number, prompt=prompt, episodes=tuple(episodes), admitted_version=0)
+def _group(*rewards: float | None, id: int = 0, taught: tuple[TeacherLogprobs, ...] = (), **fields: Any) -> Group:
+    """Completions of two tokens."""
+    return samples.group(id=id, prompt=samples.prompt(fields=fields), versions=(0, 0), rewards=rewards, taught=taught)
 
 
-def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherTurn, ...]:
-    (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).mark, group)
+def _marked(group: Group, where: dict[str, Any]) -> tuple[TeacherLogprobs, ...]:
+    (mark,) = anyio.run(TeacherSource(Fixed(), name="wise", top=1, weight=0.5, where=where).score_episodes, group)
     return mark.taught
 
 
@@ -141,7 +147,7 @@ def test_teacher_is_chosen_by_columns_of_the_prompt():
 
 
 def test_held_out_prompts_are_not_taught():
-    assert _marked(_group(1.0, number=-1), {}) == ()
+    assert _marked(_group(1.0, id=-1), {}) == ()
 
 
 def _algorithm(**distill: Any) -> GroupedAlgorithm:
@@ -149,7 +155,7 @@ def _algorithm(**distill: Any) -> GroupedAlgorithm:
 
 
 def test_group_that_was_taught_learns_whatever_its_rewards():
-    taught = TeacherTurn(
+    taught = TeacherLogprobs(
         teacher="wise",
         turn=1,
         logprobs=np.full(2, -1, np.float32),
@@ -162,5 +168,5 @@ def test_group_that_was_taught_learns_whatever_its_rewards():
     assert [pure.trainable(g) for g in (equal, alone, silent)] == ["", "", "no teacher said anything"]
     assert [mixed.trainable(g) for g in (equal, alone, silent)] == ["", "", ""]
     batch = pure.batch([equal, alone], step=0, version=0, oldest_trainable=[None, None])
-    assert [[lesson.teacher for lesson in row.lessons] for row in batch.rows] == [["wise"]] * 3
+    assert [[one.teacher for one in row.teachers] for row in batch.rows] == [["wise"]] * 3
     assert plain.batch([equal], step=0, version=0, oldest_trainable=[None]).rows == ()

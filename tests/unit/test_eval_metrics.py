@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
-import numpy as np
 import pytest
 
 from corrente.controller.eval_metrics import eval_metrics, pass_at_k, source_of
-from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
+from corrente.data.types import Episode, Group
 from corrente.observe.eval_table import aligned, eval_table
+from corrente.testing import samples
 
 
-def _episode(prompt: str, index: int, reward: float | None, *, status="ok", version: int = 3, scores=None) -> Episode:
-    tokens = np.arange(2, dtype=np.int32)
-    said = Completion(
-        tokens=tokens, logprobs=np.zeros(2, np.float32), spans=(Span(version, 0, 2),), finish_reason="stop"
-    )
-    turn = Turn(speaker="policy", tokens=tokens, completion=said)
-    return Episode(
-        prompt_id=prompt, group_id=-1, index=index, turns=(turn,), reward=reward, status=status, scores=scores or {}
-    )
+def _episode(reward: float | None, **values: Any) -> Episode:
+    """Two tokens of version 3."""
+    return samples.episode(versions=(3, 3), reward=reward, **{"scores": {}, **values})
 
 
 def _group(prompt: str, *rewards: float | None) -> Group:
-    episodes = tuple(_episode(prompt, at, reward) for at, reward in enumerate(rewards))
-    return Group(
-        id=-1, prompt=Prompt(id=prompt, tokens=np.arange(1, dtype=np.int32)), episodes=episodes, admitted_version=3
-    )
+    return _group_of(prompt, *(_episode(reward) for reward in rewards))
+
+
+def _group_of(prompt: str, *episodes: Episode) -> Group:
+    return samples.group(prompt=samples.prompt(id=prompt), episodes=episodes)
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 0, 1), (4, 1, 2), (5, 2, 3), (6, 6, 1), (6, 3, 6), (4, 3, 2)])
@@ -67,12 +63,7 @@ def test_metrics_by_hand():
 
 def test_failed_samples_are_counted_and_in_no_mean():
     whole, part = _group("eval/0", 1.0, 1.0), _group("eval/1", 0.0, None)
-    lost = Group(
-        id=-1,
-        prompt=part.prompt,
-        episodes=(part.episodes[0], _episode("eval/1", 1, 0.7, status="failed")),
-        admitted_version=3,
-    )
+    lost = _group_of("eval/1", part.episodes[0], _episode(0.7, status="failed"))
     for second in (part, lost):
         values = eval_metrics([whole, second], pass_at=(1, 2))
         assert (values["eval/episodes"], values["eval/failed"]) == (3, 1)
@@ -91,11 +82,9 @@ def test_sources_have_numbers_of_their_own():
 
 
 def test_reward_functions_are_told_apart_where_there_are_several():
-    scored = [_episode("eval/0", 0, 1.0, scores={"exact": 1.0, "form": None})]
-    scored.append(_episode("eval/0", 1, 0.0, scores={"exact": 0.0, "form": 0.5}))
-    group = _group("eval/0", 1.0)
-    group = Group(id=-1, prompt=group.prompt, episodes=tuple(scored), admitted_version=3)
-    values = eval_metrics([group])
+    one = _episode(1.0, scores={"exact": 1.0, "form": None})
+    other = _episode(0.0, scores={"exact": 0.0, "form": 0.5})
+    values = eval_metrics([_group_of("eval/0", one, other)])
     assert (values["eval/reward/exact"], values["eval/reward/form"]) == (0.5, 0.5)
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from corrente.algo.filters import pass_rate, reason, repetition
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import Filter, RunConfig
-from corrente.data.types import Completion, Episode, FinishReason, Group, Prompt, Span, Turn
+from corrente.data.types import Episode, FinishReason
+from corrente.testing import samples
 
 
 def episode(
     reward: float | None = 1.0, tokens: tuple[int, ...] = (1, 2, 3), finish: FinishReason = "stop", **values: Any
 ) -> Episode:
-    ids = np.array(tokens, np.int32)
-    spans = (Span(0, 0, len(ids)),) if len(ids) else ()
-    completion = Completion(tokens=ids, logprobs=np.zeros(len(ids), np.float32), spans=spans, finish_reason=finish)
-    turns = (Turn(speaker="policy", tokens=ids, completion=completion),)
-    return Episode(prompt_id="0/0", group_id=0, index=0, turns=turns, reward=reward, **values)
+    answer = samples.completion(tokens=tokens, finish_reason=finish)
+    return samples.episode(turns=[answer], reward=reward, **values)
 
 
 def rewarded(*rewards: float | None) -> list[Episode]:
@@ -69,10 +66,6 @@ def test_repetition_is_the_part_of_ngrams_that_were_there_before():
 def test_algorithm_asks_the_filters_about_survivors_only():
     config = RunConfig(filter=Filter(pass_rate_min=0.5))
     episodes = (*rewarded(1.0, 0.0), episode(None, status="failed", error="x"))
-    prompt = Prompt(id="0/0", tokens=np.array([1], np.int32))
-
-    def group(*members: Episode) -> Group:
-        return Group(id=0, prompt=prompt, episodes=members, admitted_version=0)
-
-    assert GroupedAlgorithm(config).trainable(group(*episodes)) == ""
-    assert GroupedAlgorithm(config).trainable(group(*rewarded(0.0, 0.1, 1.0))) == "pass rate below filter.pass_rate_min"
+    half, third = (samples.group(episodes=members) for members in (episodes, rewarded(0.0, 0.1, 1.0)))
+    assert GroupedAlgorithm(config).trainable(half) == ""
+    assert GroupedAlgorithm(config).trainable(third) == "pass rate below filter.pass_rate_min"

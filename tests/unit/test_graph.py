@@ -14,31 +14,23 @@ from corrente.algo.losses import PolicyObjective
 from corrente.config import Algo, RunConfig
 from corrente.data.routing import Routing
 from corrente.data.support import Support
-from corrente.data.types import Batch, Completion, Episode, Span, TeacherTurn, Turn
+from corrente.data.types import TeacherLogprobs, Turn
 from corrente.errors import AlignmentError
+from corrente.testing import samples
 
 
 def given_turn(*tokens: int, parent: int | None = None) -> Turn:
-    return Turn(speaker="user", tokens=np.array(tokens, np.int32), parent=parent)
+    return samples.turn(tokens, parent=parent)
 
 
 def sampled_turn(*tokens: int, parent: int | None = None, version: int = 0, **kept) -> Turn:
-    said = Completion(
-        tokens=np.array(tokens, np.int32),
-        logprobs=-np.array(tokens, np.float32),
-        spans=(Span(version, 0, len(tokens)),) if tokens else (),
-        finish_reason="stop",
-        **kept,
-    )
-    return Turn(speaker="policy", tokens=said.tokens, completion=said, parent=parent)
-
-
-def episode(*turns: Turn, **values) -> Episode:
-    return Episode(prompt_id="0/0", group_id=0, index=0, turns=turns, **values)
+    """The log-prob of a token is the token, negated."""
+    logprobs = [-float(token) for token in tokens]
+    return samples.turn(samples.completion(tokens=tokens, logprobs=logprobs, versions=version, **kept), parent=parent)
 
 
 def built(*turns: Turn, oldest: int | None = None, **values):
-    played = episode(*turns, **values)
+    played = samples.episode(turns=turns, **values)
     return rows(3, played, advantages_T=np.arange(1.0, played.sampled_tokens + 1), oldest=oldest)
 
 
@@ -72,7 +64,7 @@ def test_rows_of_one_episode_count_as_one_sequence():
     for denominator in ("fixed", "effective"):
         algo = Algo(loss="grpo", aggregation="sequence", denominator=denominator)
         objective = PolicyObjective(RunConfig(algo=algo))
-        batch = Batch(step=0, version=0, rows=(*forked, whole), sequences=2, tokens=8)
+        batch = samples.batch(rows=(*forked, whole), sequences=2, tokens=8)
         assert objective.row_weights(batch) == pytest.approx([1 / 8] * 3)
 
 
@@ -108,10 +100,10 @@ def test_parent_after_its_turn_is_refused():
         built(given_turn(1, parent=1), sampled_turn(2))
 
 
-def test_lessons_lie_along_the_row_their_turn_is_in():
-    def taught(turn: int, *values: float) -> TeacherTurn:
+def test_teacher_logprobs_lie_along_the_row_their_turn_is_in():
+    def taught(turn: int, *values: float) -> TeacherLogprobs:
         none = np.empty((len(values), 0))
-        return TeacherTurn(
+        return TeacherLogprobs(
             teacher="wise",
             turn=turn,
             logprobs=np.array(values, np.float32),
@@ -126,8 +118,8 @@ def test_lessons_lie_along_the_row_their_turn_is_in():
         sampled_turn(12),
         taught=(taught(3, -3.0), taught(1, -1.0, -2.0)),
     )
-    assert first.lessons[0].logprobs.tolist() == [0, -1, -2]
-    assert second.lessons[0].logprobs.tolist() == [0, 0, 0, -3]
+    assert first.teachers[0].logprobs.tolist() == [0, -1, -2]
+    assert second.teachers[0].logprobs.tolist() == [0, 0, 0, -3]
 
 
 def test_supports_stay_with_their_tokens():

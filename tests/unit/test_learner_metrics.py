@@ -40,8 +40,8 @@ def cut(whole: Trace, edges: list[int]) -> list[Trace]:
 def report(parts: list[Trace], *, fresh: bool = True) -> dict[str, float]:
     sums = Accumulator()
     for part in parts:
-        metrics.record(sums, part, fresh=fresh)
-    return metrics.reported(sums)
+        metrics.record_tokens(sums, part, fresh=fresh)
+    return metrics.step_report(sums)
 
 
 @pytest.mark.parametrize("edges", [[1], [100], [7, 8, 150], list(range(1, TOKENS))])
@@ -54,10 +54,10 @@ def test_report_is_the_same_over_several_workers():
     whole = trace()
     mine, theirs = Accumulator(), Accumulator()
     for part in cut(whole, [50, 90])[:2]:
-        metrics.record(mine, part)
-    metrics.record(theirs, cut(whole, [50, 90])[2])
+        metrics.record_tokens(mine, part)
+    metrics.record_tokens(theirs, cut(whole, [50, 90])[2])
     mine.merge(theirs)
-    assert metrics.reported(mine) == pytest.approx(report([whole]), rel=1e-9)
+    assert metrics.step_report(mine) == pytest.approx(report([whole]), rel=1e-9)
 
 
 def test_a_bucket_reports_its_own_tokens_alone():

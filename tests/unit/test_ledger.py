@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from corrente.controller.ledger import OUTCOMES, REASONS, Admission, Ledger
 from corrente.errors import LedgerError
-from corrente.testing.samples import group, prompt
+from corrente.testing import samples
 
 
 def admission(row: int) -> Admission:
-    return Admission(prompt=prompt(row), version=0)
+    return Admission(prompt=samples.prompt(id=f"0/{row}"), version=0)
 
 
 def test_every_prompt_ends_once_with_a_reason_and_a_count() -> None:
@@ -22,7 +22,7 @@ def test_every_prompt_ends_once_with_a_reason_and_a_count() -> None:
     ledger.settle(0, "trained")
     ledger.settle(1, "filtered", "all rewards equal")
     ledger.settle(2, "filtered", "all rewards equal")
-    ledger.finish(group(3))
+    ledger.finish(samples.group(id=3))
     assert [a.prompt.id for a in ledger.outstanding] == ["0/3", "0/4"]
     assert [a.group is not None for a in ledger.outstanding] == [True, False]
     assert ledger.admitted == 5
@@ -38,11 +38,11 @@ def test_every_prompt_ends_once_with_a_reason_and_a_count() -> None:
         lambda ledger: ledger.settle(1, "stale"),
         lambda ledger: ledger.settle(9, "trained"),
         lambda ledger: ledger.admit(2, admission(2)),
-        lambda ledger: ledger.finish(group(9)),
+        lambda ledger: ledger.finish(samples.group(id=9)),
     ],
     ids=["settle twice", "settle unknown", "admit twice", "finish unknown"],
 )
-def test_an_account_that_cannot_be_right_is_our_own_bug(misuse) -> None:
+def test_account_that_cannot_be_right_is_our_own_bug(misuse) -> None:
     ledger = Ledger()
     ledger.admit(1, admission(1))
     ledger.admit(2, admission(2))
@@ -54,7 +54,7 @@ def test_an_account_that_cannot_be_right_is_our_own_bug(misuse) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(OUTCOMES))))
-def test_the_account_balances_whatever_happens_and_survives_a_restart(ends: list[tuple[int, str]]) -> None:
+def test_account_balances_whatever_happens_and_survives_a_restart(ends: list[tuple[int, str]]) -> None:
     ledger, open_tickets = Ledger(), set(range(31))
     for ticket in range(31):
         ledger.admit(ticket, admission(ticket))

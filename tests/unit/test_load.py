@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refusal
 from tests.unit.test_cli import write_teacher
 
 from corrente import config as c
@@ -22,6 +23,7 @@ from corrente.config.load import dump_config, load_config, parse_config
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.models.limits import context
+from corrente.staleness import gate
 
 ROOT = Path(__file__).parents[2]
 
@@ -283,12 +285,12 @@ def test_dump_of_free_tables_loads_to_the_same_config():
     ("value", "name"),
     [(None, "chat.template_kwargs.a"), ([{1: 2}], "chat.template_kwargs.a[0]"), (object, "chat.template_kwargs.a")],
 )
-def test_what_a_config_file_cannot_hold_is_refused(value: object, name: str):
+def test_value_that_a_config_file_cannot_hold_is_refused(value: object, name: str):
     with pytest.raises(ConfigError, match=re.escape(f"{name} = ") + ".* that a config file can hold"):
         parse_config({"chat": {"template_kwargs": {"a": value}}})
 
 
-def test_a_tuple_in_a_free_table_is_the_list_it_is_loaded_as():
+def test_tuple_in_a_free_table_is_the_list_it_is_loaded_as():
     assert parse_config({"chat": {"template_kwargs": {"a": (1, (2,))}}}).chat.template_kwargs == {"a": [1, [2]]}
 
 
@@ -393,8 +395,11 @@ def test_combination_that_cannot_work_is_refused(tmp_path: Path, overrides: list
         assert part in message
 
 
-def test_window_as_large_as_the_buffer_is_accepted(tmp_path: Path):
-    check_config(_load(tmp_path, "", "buffer.window=16"))
+def test_window_may_be_as_large_as_the_buffer(tmp_path: Path):
+    whole = _load(tmp_path, "", "buffer.window=16")
+    assert gate.slots(whole) == gate.window(whole) == 16
+    assert refusal(check_config, whole) == ""
+    assert "buffer.window = 17: it must be at most 16" in _refusal(tmp_path, "", "buffer.window=17")
 
 
 def test_run_folder_below_a_file_is_refused(tmp_path: Path):
@@ -514,7 +519,7 @@ def test_toml_that_python_cannot_hold_is_refused(tmp_path: Path, text: str):
     assert "not valid TOML" in _refusal(tmp_path, text)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_config(tmp_path: Path):
+def test_byte_order_mark_is_no_part_of_a_config(tmp_path: Path):
     path = tmp_path / "windows.toml"
     path.write_bytes(b"\xef\xbb\xbf[run]\r\nsteps = 7\r\n")
     assert load_config(path).run.steps == 7

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from corrente.config import RunConfig
@@ -19,6 +18,7 @@ from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.prompts.build import build, build_eval
 from corrente.prompts.mixture import MixturePrompts, Part
+from corrente.testing import samples
 from corrente.testing.stages import check_prompts
 
 
@@ -51,7 +51,7 @@ class Numbers:
         return "numbers"
 
     def _make(self, number: int) -> Prompt:
-        return Prompt(id=f"0/{number}", tokens=np.array([number], np.int32), fields={"row": number})
+        return samples.prompt(id=f"0/{number}", tokens=[number], fields={"row": number})
 
 
 def mixture(*parts: Part, seed: int = 0, length: int = 1000) -> MixturePrompts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
 
 from corrente.common import serialization
@@ -11,24 +10,21 @@ from corrente.controller.ledger import LedgerState
 from corrente.controller.partial_rollout import PartialRollout, SavedRequest, partial_rollouts
 from corrente.controller.plan import Plan
 from corrente.controller.snapshot import Snapshot, Unfinished
-from corrente.data.types import Completion, Request, Sampling, Span
+from corrente.data.types import Completion, FinishReason, Request, Sampling, Span
+from corrente.testing import samples
 
 
 def request(*tokens: int, seed: int = 1, id: str = "0/0") -> Request:
-    return Request(id=id, tokens=np.array(tokens, np.int32), sampling=Sampling(max_tokens=9), seed=seed, group="0")
+    return samples.request(id=id, tokens=tokens, seed=seed, group="0")
 
 
-def part(*tokens: int, version: int = 0, reason: str = "abort") -> Completion:
-    spans = (Span(version, 0, len(tokens)),) if tokens else ()
-    return Completion(
-        tokens=np.array(tokens, np.int32),
-        logprobs=-np.array(tokens, np.float32),
-        spans=spans,
-        finish_reason=reason,  # type: ignore[arg-type]
-    )
+def part(*tokens: int, version: int = 0, reason: FinishReason = "abort") -> Completion:
+    """The log-prob of a token is the token, negated."""
+    logprobs = [-float(token) for token in tokens]
+    return samples.completion(tokens=tokens, versions=version, logprobs=logprobs, finish_reason=reason)
 
 
-def test_an_interrupted_request_goes_on_from_where_it_was_any_number_of_times() -> None:
+def test_interrupted_request_goes_on_from_where_it_was_any_number_of_times() -> None:
     entry = PartialRollout().open(request(5, 6))
     assert entry.next.tokens.tolist() == [5, 6]
     entry.add(part(), interrupted=True)
@@ -46,14 +42,14 @@ def test_an_interrupted_request_goes_on_from_where_it_was_any_number_of_times() 
     assert done.finish_reason == "stop"
 
 
-def test_an_abort_that_is_not_ours_is_the_end() -> None:
+def test_abort_that_is_not_ours_is_the_end() -> None:
     entry = PartialRollout().open(request(5))
     entry.add(part(7), interrupted=False)
     assert entry.finished
     assert entry.completion.finish_reason == "abort"
 
 
-def test_a_record_answers_the_same_requests_in_the_same_order() -> None:
+def test_record_answers_the_same_requests_in_the_same_order() -> None:
     first = PartialRollout()
     one = first.open(request(1, 2))
     one.add(part(3, reason="stop"), interrupted=False)
@@ -74,7 +70,7 @@ def test_a_record_answers_the_same_requests_in_the_same_order() -> None:
 @pytest.mark.parametrize(
     "asked", [request(1, 9), request(1, 2, seed=7), msgspec.structs.replace(request(1, 2), sampling=Sampling())]
 )
-def test_a_record_is_void_from_where_something_else_is_asked(asked: Request) -> None:
+def test_record_is_void_from_where_something_else_is_asked(asked: Request) -> None:
     answers = (
         SavedRequest(request=request(1, 2), completion=part(3, reason="stop"), finished=True),
         SavedRequest(request=request(1, 2, 3), completion=part(4, reason="stop"), finished=True),
@@ -85,7 +81,7 @@ def test_a_record_is_void_from_where_something_else_is_asked(asked: Request) -> 
     assert len(again.answers()) == 2
 
 
-def test_a_look_that_comes_after_the_call_has_ended_is_void() -> None:
+def test_look_that_comes_after_the_call_has_ended_is_void() -> None:
     """The engine's answer to ``partials`` may be older than the interruption that ended the call it tells of."""
     entry = PartialRollout().open(request(1))
     with entry.asking():
@@ -132,7 +128,7 @@ def _snapshot(*unfinished: Unfinished, version: int) -> Snapshot:
         (0, None, [True, True, True]),
     ],
 )
-def test_a_record_that_would_be_too_old_is_generated_anew(window: int, max_age: int | None, kept: list[bool]) -> None:
+def test_record_that_would_be_too_old_is_generated_anew(window: int, max_age: int | None, kept: list[bool]) -> None:
     places = [
         Unfinished(prompt_id=f"0/{v}", answers=((SavedRequest(request=request(1), completion=part(2, version=v)),),))
         for v in (4, 2, 1)
@@ -142,7 +138,7 @@ def test_a_record_that_would_be_too_old_is_generated_anew(window: int, max_age: 
     assert [bool(u.answers[0]) for u in again] == kept
 
 
-def test_there_is_a_transcript_for_every_episode() -> None:
+def test_partial_rollouts_are_one_for_every_episode() -> None:
     record = (SavedRequest(request=request(1)),)
     made = partial_rollouts(3, (record,))
     assert [len(t.answers()) for t in made] == [1, 0, 0]

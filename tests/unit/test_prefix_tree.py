@@ -36,7 +36,7 @@ def test_tokens_positions_and_parents_follow_each_path(texts: list[list[int]]) -
 
 
 @given(sequences)
-def test_a_node_looks_at_its_ancestors_and_itself(texts: list[list[int]]) -> None:
+def test_node_looks_at_its_ancestors_and_itself(texts: list[list[int]]) -> None:
     tree = fold([np.array(t, np.int32) for t in texts])
     mask = tree.mask()
     for node in range(len(tree)):
@@ -56,7 +56,7 @@ def test_shared_work_is_done_once() -> None:
 
 
 @pytest.mark.parametrize("texts", [[], [[]], [[], []]])
-def test_nothing_folds_to_nothing(texts: list[list[int]]) -> None:
+def test_fold_of_nothing_is_empty(texts: list[list[int]]) -> None:
     tree = fold([np.array(t, np.int32) for t in texts])
     assert len(tree) == 0
     assert tree.mask().shape == (0, 0)

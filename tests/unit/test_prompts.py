@@ -156,7 +156,7 @@ def test_jsonl_may_begin_with_a_byte_order_mark(tmp_path: Path):
     assert [p.fields["answer"] for p in _some(source, 99)] == list(range(10))
 
 
-def test_a_row_that_is_no_prompt_is_met_again_by_whoever_goes_on(tmp_path: Path):
+def test_row_that_is_no_prompt_is_met_again_by_whoever_goes_on(tmp_path: Path):
     path = tmp_path / "late.jsonl"
     rows = [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}, {"prompt": "c"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -66,7 +66,7 @@ def test_right_answers_earn_all_and_others_less():
     assert max(reasoning_gym(["<answer>no</answer>"] * 12, **_columns(*drawn))) < 0.5  # pyright: ignore
 
 
-def test_an_answer_other_than_the_one_given_can_be_right():
+def test_answer_other_than_the_one_given_can_be_right():
     """Countdown has many solutions; the dataset checks the expression, not the text."""
     from corrente.score.reasoning_gym import reasoning_gym
 
@@ -79,7 +79,7 @@ def test_an_answer_other_than_the_one_given_can_be_right():
     assert scores[1] < 1.0  # a number that was not offered
 
 
-def test_a_task_that_is_not_the_one_played_is_not_judged():
+def test_task_that_is_not_the_one_played_is_not_judged():
     from corrente.errors import RewardError
     from corrente.score.reasoning_gym import reasoning_gym
 

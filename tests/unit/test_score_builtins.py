@@ -6,10 +6,10 @@ import pytest
 
 from corrente.score.builtins import (
     BUILTINS,
-    boxed,
     boxed_answer,
     exact_match,
     format_match,
+    last_boxed,
     length_penalty,
     repetition_penalty,
     think_format,
@@ -49,7 +49,7 @@ def test_exact_match_wants_nothing_but_the_answer():
     ],
 )
 def test_boxed_finds_the_last_box_with_its_braces(text: str, found: str | None):
-    assert boxed(text) == found
+    assert last_boxed(text) == found
 
 
 def test_boxed_answer_compares_without_blanks():

@@ -15,7 +15,7 @@ from corrente.config.rewards import FunctionScorer, JudgeScorer, TeacherScorer
 from corrente.entrypoints.checks import check_config
 from corrente.errors import ConfigError
 from corrente.score import checks
-from corrente.score.build import names, sees_environments, terms
+from corrente.score.build import scorer_names, scorer_terms, sees_environments
 from corrente.score.combined import ScorerTerms
 from corrente.score.functions import CALLS_AT_ONCE
 
@@ -68,7 +68,7 @@ def test_names_are_given_or_derived_and_numbered():
         JUDGE,
         {"kind": "reward_model", "path": "models/org--rm"},
     )
-    assert names(config, ["exact_match"]) == ["exact_match_2", "exact_match_3", "mine", "judge", "org--rm"]
+    assert scorer_names(config, ["exact_match"]) == ["exact_match_2", "exact_match_3", "mine", "judge", "org--rm"]
 
 
 def test_terms_are_those_of_the_table():
@@ -82,7 +82,7 @@ def test_terms_are_those_of_the_table():
     }
     function, later = {"kind": "function", "function": "exact_match"}, {"kind": "function", "function": "anyio:sleep"}
     tables = (process, {"kind": "teacher", "path": "x", "at_once": 2}, function, {**function, "at_once": 3}, later)
-    made, taught, *functions = map(terms, parse(*tables).reward.scorers)
+    made, taught, *functions = map(scorer_terms, parse(*tables).reward.scorers)
     wanted = ScorerTerms(weight=0.5, at_once=3, failure="default", default=-1.0, key=made.key)
     assert made == wanted
     assert (taught.at_once, taught.failure) == (2, "lose")
@@ -115,7 +115,7 @@ def test_needs_of_functions_and_judges_are_columns():
         {**JUDGE, "template": "{prompt} {gold} {completion}"},
         functions=["exact_line"],
     )
-    assert [needed for _, needed in checks.columns(config)] == [("answer",), (), ("answer",), ("gold",)]
+    assert [needed for _, needed in checks.needed_columns(config)] == [("answer",), (), ("answer",), ("gold",)]
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def _model(folder: Path) -> str:
 )
 def test_wrong_steps_are_refused(keys: dict[str, Any], message: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=message):
-        checks.check(parse({"kind": "process_reward", "path": _model(tmp_path), **keys}))
+        checks.check_reward_settings(parse({"kind": "process_reward", "path": _model(tmp_path), **keys}))
 
 
 def test_reward_needs_something_that_gives_one(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"reward.functions = \[\]: give at least one"):
-        checks.check(parse(functions=[]))
+        checks.check_reward_settings(parse(functions=[]))
     with pytest.raises(ConfigError, match="a teacher gives no reward"):
-        checks.check(parse({"kind": "teacher", "path": _model(tmp_path)}))
+        checks.check_reward_settings(parse({"kind": "teacher", "path": _model(tmp_path)}))
 
 
 def test_column_that_functions_are_given_anyway_is_refused(tmp_path: Path):
@@ -196,9 +196,9 @@ def test_column_that_functions_are_given_anyway_is_refused(tmp_path: Path):
 def test_process_that_asks_for_environments_is_refused(tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text("def won(environments): return []\ndef maybe(completions, environments=None): return []\n")
-    checks.check(parse({"kind": "function", "function": f"{file}:won"}))
-    checks.check(parse({"kind": "process", "function": f"{file}:maybe"}))
+    checks.check_reward_settings(parse({"kind": "function", "function": f"{file}:won"}))
+    checks.check_reward_settings(parse({"kind": "process", "function": f"{file}:maybe"}))
     with pytest.raises(
         ConfigError, match=r"scorers\[0\]\.function: .*:won asks for environments, which are objects of this"
     ):
-        checks.check(parse({"kind": "process", "function": f"{file}:won"}))
+        checks.check_reward_settings(parse({"kind": "process", "function": f"{file}:won"}))

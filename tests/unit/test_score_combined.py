@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from tests.unit.score_samples import group
 
 from corrente.common import serialization
 from corrente.common.threads import inline
@@ -19,13 +18,14 @@ from corrente.config.rewards import RewardModelScorer
 from corrente.data.types import Group, StepScore
 from corrente.errors import ConfigError
 from corrente.score.base import ScoreResult
-from corrente.score.batching import Batcher, pick
-from corrente.score.build import terms
+from corrente.score.batching import Batcher, pick_batch
+from corrente.score.build import scorer_terms
 from corrente.score.call_stats import percentile
-from corrente.score.combined import HOPELESS, CombinedScorer, ScorerTerms
-from corrente.score.functions import FunctionSource, FunctionsScorer, Progress
+from corrente.score.combined import ALWAYS_FAILING_AFTER, CombinedScorer, ScorerTerms
+from corrente.score.functions import FunctionSource, FunctionsScorer, RunProgress
 from corrente.score.messages import Judge, Judged, Opinion, Sample
 from corrente.score.models import ModelProcess, RewardModelSource
+from corrente.testing import samples
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
 
@@ -46,10 +46,10 @@ class Source:
         self.running = self.most = 0
         self.asked: list[int] = []
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         await anyio.lowlevel.checkpoint()
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         self.asked.append(len(group.episodes))
         self.running += 1
         self.most = max(self.most, self.running)
@@ -88,7 +88,7 @@ def scored(panel: CombinedScorer, *groups: Group) -> tuple[list[Group], float]:
 def test_limit_makes_calls_wait_and_the_wait_is_not_part_of_the_deadline():
     source = Source(ones, wait_s=2.0)
     panel = CombinedScorer([(source, ScorerTerms(at_once=2, deadline_s=3.0))])
-    groups, now_s = scored(panel, *(group("a", "b") for _ in range(8)))
+    groups, now_s = scored(panel, *(samples.group(texts=["a", "b"]) for _ in range(8)))
     assert now_s == 8.0
     assert source.most == 2
     assert all(e.status == "ok" for g in groups for e in g.episodes)
@@ -103,7 +103,7 @@ def test_limit_makes_calls_wait_and_the_wait_is_not_part_of_the_deadline():
 
 def test_single_source_is_asked_about_one_episode_at_a_time_all_at_once():
     source = Source(lambda g: [ScoreResult(score=float(len(g.episodes[0].text)))], single=True, wait_s=1.0)
-    groups, now_s = scored(CombinedScorer([(source, ScorerTerms())]), group("a", "bbb", "cc"))
+    groups, now_s = scored(CombinedScorer([(source, ScorerTerms())]), samples.group(texts=["a", "bbb", "cc"]))
     assert [e.reward for e in groups[0].episodes] == [1.0, 3.0, 2.0]
     assert (source.asked, source.most, now_s) == ([1, 1, 1], 3, 1.0)
 
@@ -111,7 +111,7 @@ def test_single_source_is_asked_about_one_episode_at_a_time_all_at_once():
 def test_one_slow_source_makes_no_other_wait():
     slow, quick = Source(ones, name="slow", wait_s=5.0), Source(ones, name="quick")
     panel = CombinedScorer([(slow, ScorerTerms(at_once=1)), (quick, ScorerTerms())])
-    _, now_s = scored(panel, group("a"), group("a"))
+    _, now_s = scored(panel, samples.group(texts=["a"]), samples.group(texts=["a"]))
     assert now_s == 10.0
     assert panel.stats()["score/quick_latency_mean_s"] == 0.0
 
@@ -127,7 +127,7 @@ def test_one_slow_source_makes_no_other_wait():
 def test_failure_costs_what_the_policy_says(failure: Any, status: str, reward: float | None, scores: Any):
     terms = ScorerTerms(failure=failure, default=-2.0, weight=2.0)
     panel = CombinedScorer([(Source(ones, name="fine"), ScorerTerms()), (Source(fails), terms)])
-    (result,), _ = scored(panel, group("a"))
+    (result,), _ = scored(panel, samples.group(texts=["a"]))
     (episode,) = result.episodes
     assert (episode.status, episode.reward, episode.scores) == (status, reward, scores)
     assert re.fullmatch(
@@ -139,7 +139,7 @@ def test_failure_costs_what_the_policy_says(failure: Any, status: str, reward: f
 def test_deadline_costs_what_the_policy_says_and_is_counted_apart():
     terms = ScorerTerms(failure="default", default=0.5, deadline_s=1.0)
     panel = CombinedScorer([(Source(ones, wait_s=60.0), terms)])
-    (result,), now_s = scored(panel, group("a", "b"))
+    (result,), now_s = scored(panel, samples.group(texts=["a", "b"]))
     assert now_s == 1.0
     assert [e.reward for e in result.episodes] == [0.5, 0.5]
     stats = panel.stats()
@@ -150,14 +150,16 @@ def test_policy_is_for_exceptions_one_that_only_fails_loses_episodes_after_all()
     panel = CombinedScorer([(Source(fails), ScorerTerms(failure="default"))])
 
     async def main() -> list[str]:
-        return [(await panel.score(group("a"))).episodes[0].status for _ in range(HOPELESS + 2)]
+        return [
+            (await panel.score(samples.group(texts=["a"]))).episodes[0].status for _ in range(ALWAYS_FAILING_AFTER + 2)
+        ]
 
-    assert run_virtual(main) == ["ok"] * (HOPELESS - 1) + ["failed"] * 3
+    assert run_virtual(main) == ["ok"] * (ALWAYS_FAILING_AFTER - 1) + ["failed"] * 3
 
 
 def test_number_of_marks_must_be_that_of_the_episodes():
     (result,), _ = scored(
-        CombinedScorer([(Source(lambda _: [ScoreResult(score=1.0)]), ScorerTerms())]), group("a", "b")
+        CombinedScorer([(Source(lambda _: [ScoreResult(score=1.0)]), ScorerTerms())]), samples.group(texts=["a", "b"])
     )
     assert {e.error for e in result.episodes} == {"it: gave 1 marks for 2 episodes"}
 
@@ -169,7 +171,7 @@ def test_steps_are_weighted_and_those_of_several_sources_add_up():
     panel = CombinedScorer(
         [(Source(steps(0.5), name="a"), ScorerTerms(weight=2.0)), (Source(steps(3.0), name="b"), ScorerTerms())]
     )
-    (result,), _ = scored(panel, group("x"))
+    (result,), _ = scored(panel, samples.group(texts=["x"]))
     (episode,) = result.episodes
     assert episode.step_scores == (StepScore(0, 0, 1, 1.0), StepScore(0, 0, 1, 3.0))
     assert episode.reward == 4.0
@@ -186,7 +188,7 @@ def test_panel_keeps_the_contract_of_a_scorer():
             lambda: CombinedScorer(
                 [(Source(ones, name="a"), ScorerTerms(at_once=1)), (Source(fails), ScorerTerms(failure="none"))]
             ),
-            group("a", "bb", "ccc"),
+            samples.group(texts=["a", "bb", "ccc"]),
         )
 
     run_virtual(main)
@@ -202,8 +204,8 @@ def test_state_says_how_far_the_run_is():
         seen.append(trainer_state)
         return [0.0] * len(completions)
 
-    scorer = FunctionsScorer([watching], offload=inline, state_of=Progress(every=2, max_steps=50))
-    scored(scorer, group("a", version=7))
+    scorer = FunctionsScorer([watching], offload=inline, state_of=RunProgress(every=2, max_steps=50))
+    scored(scorer, samples.group(texts=["a"], admitted_version=7))
     (state,) = seen
     assert (state.global_step, state.max_steps, state.epoch) == (14, 50, 0.0)
 
@@ -215,20 +217,20 @@ def test_logged_columns_are_kept_with_the_episodes_and_metrics_are_averaged():
         return [0.0] * len(completions)
 
     scorer = FunctionsScorer([logging], offload=inline)
-    (first, second), _ = scored(scorer, group("a", "bbb"), group("cccc"))
+    (first, second), _ = scored(scorer, samples.group(texts=["a", "bbb"]), samples.group(texts=["cccc"]))
     assert [e.extra for e in (*first.episodes, *second.episodes)] == [{"length": 1}, {"length": 3}, {"length": 4}]
     assert scorer.stats()["logged/mean_length"] == 3.0
     assert "logged/mean_length" not in scorer.stats()
 
 
-def test_what_is_logged_can_be_written_whatever_it_is():
+def test_logged_values_can_be_written_whatever_they_are():
     def logging(completions: list[str], log_extra: Any) -> list[float]:
         log_extra("number", [np.float32(0.5), np.int64(3)])
         log_extra("other", [object, 1 << 80])
         log_extra("nested", [{"a": [1, None]}, np.zeros(2)])
         return [0.0] * len(completions)
 
-    (result,), _ = scored(FunctionsScorer([logging], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([logging], offload=inline), samples.group(texts=["a", "b"]))
     first, second = (e.extra for e in result.episodes)
     assert first == {"number": 0.5, "other": "<class 'object'>", "nested": {"a": [1, None]}}
     assert second == {"number": 3, "other": str(1 << 80), "nested": "[0. 0.]"}
@@ -244,7 +246,7 @@ def test_what_is_logged_can_be_written_whatever_it_is():
     ],
 )
 def test_wrong_logging_is_the_functions_fault(wrong: Any, error: str):
-    (result,), _ = scored(FunctionsScorer([wrong], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([wrong], offload=inline), samples.group(texts=["a", "b"]))
     assert all(e.error.startswith(f"lambda: ValueError: {error} ({__file__}:") for e in result.episodes)
 
 
@@ -252,12 +254,12 @@ def test_answer_that_breaks_while_it_is_read_is_the_functions_fault():
     def breaks(completions: list[str]) -> Any:
         return (1 / (at - 1) for at, _ in enumerate(completions))
 
-    (result,), _ = scored(FunctionsScorer([breaks], offload=inline), group("a", "b"))
+    (result,), _ = scored(FunctionsScorer([breaks], offload=inline), samples.group(texts=["a", "b"]))
     assert all(e.error.startswith("breaks: ZeroDivisionError: ") for e in result.episodes)
 
 
 def test_function_source_is_not_single_and_has_the_name_it_was_given():
-    source = FunctionSource(len, name="mine", offload=inline, state_of=Progress())
+    source = FunctionSource(len, name="mine", offload=inline, state_of=RunProgress())
     assert (source.name, source.single) == ("mine", False)
 
 
@@ -265,10 +267,10 @@ def test_function_source_is_not_single_and_has_the_name_it_was_given():
 
 
 def test_batch_is_built_around_who_waits_longest():
-    assert pick([10, 100, 11, 9, 50], most=3, cells=1000) == [0, 2, 3]
-    assert pick([10, 100, 11, 9, 50], most=9, cells=45) == [0, 2, 3]
-    assert pick([100, 1, 1], most=9, cells=50) == [0]
-    assert pick([5], most=1, cells=1) == [0]
+    assert pick_batch([10, 100, 11, 9, 50], most=3, cells=1000) == [0, 2, 3]
+    assert pick_batch([10, 100, 11, 9, 50], most=9, cells=45) == [0, 2, 3]
+    assert pick_batch([100, 1, 1], most=9, cells=50) == [0]
+    assert pick_batch([5], most=1, cells=1) == [0]
 
 
 def test_batches_grow_with_load_and_nobody_is_forgotten():
@@ -302,11 +304,14 @@ def test_batches_grow_with_load_and_nobody_is_forgotten():
     assert (batches, now_s) == ([1, 4, 4], 3.0)
 
 
-class Child:
-    """Stands for a process with a model: it takes ``wait_s`` for a batch."""
+class ModelChild:
+    """A process with a model, which takes ``wait_s`` for a batch."""
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s, self.killed = wait_s, False
+
+    async def ready(self, within_s: float, *, name: str) -> None:
+        await anyio.lowlevel.checkpoint()
 
     async def ask(self, question: Judge) -> Judged:
         await anyio.sleep(self.wait_s)
@@ -319,15 +324,18 @@ class Child:
 @pytest.mark.parametrize(("wait_s", "status", "ended_s"), [(1.0, "ok", 8.0), (5.0, "timeout", 1.5)])
 def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait_s: float, status: str, ended_s: float):
     """Eight groups at once, a batch each; each batch has 1.5 s."""
-    process = ModelProcess("a role", {}, name="rm", batch=1 if status == "ok" else 8, deadline_s=1.5)
-    process._child = child = Child(wait_s)  # type: ignore[assignment]
-    panel = CombinedScorer([(RewardModelSource(process), terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
+    child = ModelChild(wait_s)
+    process = ModelProcess(
+        "a role", {}, name="rm", batch=1 if status == "ok" else 8, deadline_s=1.5, spawn=lambda *_, **__: child
+    )
+    panel = CombinedScorer([(RewardModelSource(process), scorer_terms(RewardModelScorer(path="rm", deadline_s=1.5)))])
 
     async def main() -> tuple[list[Group], float]:
+        await process.open()
         scored: list[Group] = []
 
         async def one() -> None:
-            scored.append(await panel.score(group("a")))
+            scored.append(await panel.score(samples.group(texts=["a"])))
 
         async with anyio.create_task_group() as tasks:
             async with anyio.create_task_group() as asking:
@@ -345,7 +353,7 @@ def test_deadline_of_a_model_is_that_of_a_batch_and_not_of_the_wait_for_one(wait
     assert panel.stats()["score/rm_timeouts"] == (8.0 if status != "ok" else 0.0)
 
 
-def test_who_gives_up_leaves_the_queue():
+def test_batcher_forgets_a_question_that_was_given_up():
     batches: list[int] = []
 
     async def forward(samples: list[Sample]) -> list[Opinion]:
@@ -379,7 +387,9 @@ def test_percentile_is_the_nearest_rank():
 def test_rewards_that_add_up_to_too_much_cost_their_episode():
     big = Source(lambda g: [ScoreResult(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="big")
     also = Source(lambda g: [ScoreResult(score=9e17 if e.text == "a" else 1.0) for e in g.episodes], name="also")
-    (result,), _ = scored(CombinedScorer([(big, ScorerTerms()), (also, ScorerTerms())]), group("a", "b"))
+    (result,), _ = scored(
+        CombinedScorer([(big, ScorerTerms()), (also, ScorerTerms())]), samples.group(texts=["a", "b"])
+    )
     lost, fine = result.episodes
     assert (lost.status, fine.status, fine.reward) == ("failed", "ok", 2.0)
     assert lost.error == "the reward adds up to 1.8e+18 (big 9e+17, also 9e+17); it must be at most 1e+18 in size"

@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.unit.score_samples import group
 from tests.unit.vllm_fake import DROP, Asked, Fake, Handler, Say, serving
 
 from corrente.config import RunConfig
@@ -19,7 +18,8 @@ from corrente.config.load import parse_config
 from corrente.data.types import Group
 from corrente.errors import ConfigError
 from corrente.score.build import open_scorer
-from corrente.score.judge import Scale, fields_of
+from corrente.score.judge import JudgeScale, template_fields
+from corrente.testing import samples
 
 
 def says(text: str | None) -> Say:
@@ -42,7 +42,7 @@ def judged(
                 scored: list[Group] = []
 
                 async def one() -> None:
-                    scored.append(await panel.score(group(*texts)))
+                    scored.append(await panel.score(samples.group(texts=texts)))
 
                 async with anyio.create_task_group() as tasks:
                     for _ in range(times):
@@ -176,36 +176,36 @@ def test_failure_policies_of_a_judge():
 @pytest.mark.parametrize(
     ("scale", "text", "value"),
     [
-        (Scale(), "7", 0.7),
-        (Scale(lowest=1, highest=5), "Score: 3", 0.5),
-        (Scale(lowest=-1, highest=1), "-0.5", 0.25),
-        (Scale(pattern=r"\[\[(\d+)\]\]"), "[[4]] 9", 0.4),
-        (Scale(field="score"), 'Well: {"why": "it {is}", "score": 9}.', 0.9),
-        (Scale(field="score"), '{"score": "9"}', 0.9),
+        (JudgeScale(), "7", 0.7),
+        (JudgeScale(lowest=1, highest=5), "Score: 3", 0.5),
+        (JudgeScale(lowest=-1, highest=1), "-0.5", 0.25),
+        (JudgeScale(pattern=r"\[\[(\d+)\]\]"), "[[4]] 9", 0.4),
+        (JudgeScale(field="score"), 'Well: {"why": "it {is}", "score": 9}.', 0.9),
+        (JudgeScale(field="score"), '{"score": "9"}', 0.9),
     ],
 )
-def test_scale_reads_a_number(scale: Scale, text: str, value: float):
-    assert scale.read(text) == pytest.approx(value)
+def test_scale_reads_a_number(scale: JudgeScale, text: str, value: float):
+    assert scale.parse_reward(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
     ("scale", "text"),
     [
-        (Scale(field="score"), "9"),
-        (Scale(field="score"), '{"rating": 9}'),
-        (Scale(field="score"), '{"score": true}'),
-        (Scale(field="score"), '{"score": [9]}'),
-        (Scale(field="score"), '{"score": "high"}'),
-        (Scale(pattern="(nan|inf)"), "nan"),
+        (JudgeScale(field="score"), "9"),
+        (JudgeScale(field="score"), '{"rating": 9}'),
+        (JudgeScale(field="score"), '{"score": true}'),
+        (JudgeScale(field="score"), '{"score": [9]}'),
+        (JudgeScale(field="score"), '{"score": "high"}'),
+        (JudgeScale(pattern="(nan|inf)"), "nan"),
     ],
 )
-def test_scale_refuses_what_is_no_number(scale: Scale, text: str):
+def test_scale_refuses_what_is_no_number(scale: JudgeScale, text: str):
     with pytest.raises(ValueError, match=r"\S"):
-        scale.read(text)
+        scale.parse_reward(text)
 
 
 def test_template_names_its_fields_and_must_be_one():
-    assert fields_of("{prompt} {completion} {{}} {answer}") == {"prompt", "completion", "answer"}
+    assert template_fields("{prompt} {completion} {{}} {answer}") == {"prompt", "completion", "answer"}
     for bad in ("{", "{}", "{0}", "{answer.real}", '{"score": 1}'):
         with pytest.raises(ConfigError, match="template"):
-            fields_of(bad)
+            template_fields(bad)

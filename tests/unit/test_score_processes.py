@@ -15,16 +15,16 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
-from tests.unit import verifiers
-from tests.unit.score_samples import group
+from tests.unit import misbehaving_rewards
 
 from corrente.errors import ConfigError
 from corrente.score.combined import CombinedScorer, ScorerTerms
-from corrente.score.functions import Progress
+from corrente.score.functions import RunProgress
 from corrente.score.processes import ProcessSource, path_of
+from corrente.testing import samples
 from corrente.testing.stages import check_scorer
 
-HERE = Path(__file__).with_name("verifiers.py")
+HERE = Path(__file__).with_name("misbehaving_rewards.py")
 T = TypeVar("T")
 
 
@@ -32,7 +32,9 @@ T = TypeVar("T")
 async def opened(
     function: str, *, deadline_s: float = 30.0, workers: int = 1, log: Path | None = None, **options: Any
 ) -> AsyncIterator[CombinedScorer]:
-    source = ProcessSource(f"{HERE}:{function}", state_of=Progress(every=2), options=options, workers=workers, log=log)
+    source = ProcessSource(
+        f"{HERE}:{function}", state_of=RunProgress(every=2), options=options, workers=workers, log=log
+    )
     try:
         await source.open()
         yield CombinedScorer([(source, ScorerTerms(deadline_s=deadline_s, at_once=workers))])
@@ -61,10 +63,10 @@ async def ended(pid: int) -> None:
 def test_function_is_called_in_another_process_and_its_answer_is_typed():
     async def main() -> None:
         async with opened("lengths") as panel:
-            scored = await panel.score(group("a", "bcd"))
+            scored = await panel.score(samples.group(texts=["a", "bcd"]))
             assert [(e.status, e.reward) for e in scored.episodes] == [("ok", 1.0), ("ok", 3.0)]
             assert panel.names == ("lengths",)
-            await check_scorer(lambda: panel, group("a", "bb"))
+            await check_scorer(lambda: panel, samples.group(texts=["a", "bb"]))
 
     run(main)
 
@@ -72,7 +74,7 @@ def test_function_is_called_in_another_process_and_its_answer_is_typed():
 def test_async_function_with_options_is_called_too():
     async def main() -> None:
         async with opened("async_lengths", scale=2.0) as panel:
-            assert [e.reward for e in (await panel.score(group("a", "bcd"))).episodes] == [2.0, 6.0]
+            assert [e.reward for e in (await panel.score(samples.group(texts=["a", "bcd"]))).episodes] == [2.0, 6.0]
 
     run(main)
 
@@ -80,7 +82,7 @@ def test_async_function_with_options_is_called_too():
 def test_alarm_signals_work_for_they_are_in_a_main_thread():
     async def main() -> None:
         async with opened("alarmed") as panel:
-            assert [e.reward for e in (await panel.score(group("a"))).episodes] == [0.25]
+            assert [e.reward for e in (await panel.score(samples.group(texts=["a"]))).episodes] == [0.25]
 
     run(main)
 
@@ -89,7 +91,7 @@ def test_alarm_that_was_left_on_does_not_hit_the_next_call():
     async def main() -> None:
         async with opened("forgets_its_alarm") as panel:
             for _ in range(2):
-                assert [e.reward for e in (await panel.score(group("a"))).episodes] == [1.0]
+                assert [e.reward for e in (await panel.score(samples.group(texts=["a"]))).episodes] == [1.0]
                 await anyio.sleep(0.1)
 
     run(main)
@@ -100,13 +102,13 @@ def test_alarm_that_was_left_on_does_not_hit_the_next_call():
 def test_call_that_hangs_is_killed_at_its_deadline_and_the_next_is_served(deed: str, tmp_path: Path):
     async def main() -> None:
         async with opened("by_text", deadline_s=0.5) as panel:
-            await panel.score(group(f"pid {tmp_path}"))
+            await panel.score(samples.group(texts=[f"pid {tmp_path}"]))
             with anyio.fail_after(10):
-                (lost,) = (await panel.score(group(deed))).episodes
+                (lost,) = (await panel.score(samples.group(texts=[deed]))).episodes
             assert lost.status == "timeout"
             assert lost.error.startswith("by_text: no answer within")
             await ended(int((tmp_path / "pid").read_text()))
-            (fine,) = (await panel.score(group("fine"))).episodes
+            (fine,) = (await panel.score(samples.group(texts=["fine"]))).episodes
             assert (fine.status, fine.reward) == ("ok", 1.0)
 
     run(main)
@@ -114,10 +116,10 @@ def test_call_that_hangs_is_killed_at_its_deadline_and_the_next_is_served(deed: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deed", ["fork", "leave"])
-def test_what_it_forked_is_killed_with_it(deed: str, tmp_path: Path):
+def test_killed_process_takes_along_what_it_forked(deed: str, tmp_path: Path):
     async def main() -> None:
         async with opened("by_text", deadline_s=1.0) as panel:
-            (lost,) = (await panel.score(group(f"{deed} {tmp_path}"))).episodes
+            (lost,) = (await panel.score(samples.group(texts=[f"{deed} {tmp_path}"]))).episodes
             assert lost.status in ("timeout", "failed")
             await ended(int((tmp_path / "child").read_text()))
 
@@ -136,19 +138,19 @@ def test_what_it_forked_is_killed_with_it(deed: str, tmp_path: Path):
 def test_call_that_ends_its_process_costs_its_episodes_and_says_how(deed: str, error: str):
     async def main() -> None:
         async with opened("by_text") as panel:
-            lost = (await panel.score(group("fine", deed))).episodes
+            lost = (await panel.score(samples.group(texts=["fine", deed]))).episodes
             assert [e.status for e in lost] == ["failed", "failed"]
             assert all(e.error.startswith("by_text: ") and error in e.error for e in lost)
-            assert [e.reward for e in (await panel.score(group("a", "b"))).episodes] == [1.0, 1.0]
+            assert [e.reward for e in (await panel.score(samples.group(texts=["a", "b"]))).episodes] == [1.0, 1.0]
 
     run(main)
 
 
-def test_what_it_writes_is_kept_in_the_log_and_never_taken_for_an_answer(tmp_path: Path):
+def test_output_of_a_process_goes_to_the_log_and_is_never_taken_for_an_answer(tmp_path: Path):
     async def main() -> None:
         async with opened("by_text", log=tmp_path / "verifier.log") as panel:
-            assert [e.reward for e in (await panel.score(group("say word"))).episodes] == [1.0]
-            (lost,) = (await panel.score(group("_exit"))).episodes
+            assert [e.reward for e in (await panel.score(samples.group(texts=["say word"]))).episodes] == [1.0]
+            (lost,) = (await panel.score(samples.group(texts=["_exit"]))).episodes
             assert lost.error.endswith("gone with a word")
             assert len(lost.error) < 500
 
@@ -159,7 +161,7 @@ def test_what_it_writes_is_kept_in_the_log_and_never_taken_for_an_answer(tmp_pat
 def test_state_and_logs_cross_to_the_process_and_back():
     async def main() -> None:
         async with opened("logs") as panel:
-            scored = await panel.score(group("a", "bcd", version=3))
+            scored = await panel.score(samples.group(texts=["a", "bcd"], admitted_version=3))
             assert [e.reward for e in scored.episodes] == [6.0, 6.0]
             assert [e.extra["length"] for e in scored.episodes] == [1, 3]
             assert scored.episodes[0].extra["kind"] == "<class 'str'>"
@@ -171,9 +173,11 @@ def test_state_and_logs_cross_to_the_process_and_back():
 def test_column_that_cannot_cross_is_named():
     async def main() -> None:
         async with opened("lengths") as panel:
-            (lost,) = (await panel.score(group("a", odd=object()))).episodes
+            (lost,) = (
+                await panel.score(samples.group(texts=["a"], prompt=samples.prompt(fields={"odd": object()})))
+            ).episodes
             assert lost.error.startswith("lengths: the column 'odd' does not cross processes")
-            assert [e.reward for e in (await panel.score(group("a"))).episodes] == [1.0]
+            assert [e.reward for e in (await panel.score(samples.group(texts=["a"]))).episodes] == [1.0]
 
     run(main)
 
@@ -184,11 +188,11 @@ def test_calls_go_to_as_many_processes_as_there_are_workers(tmp_path: Path):
 
     async def main() -> None:
         async with opened("by_text", deadline_s=3.0, workers=2) as panel, anyio.create_task_group() as tasks:
-            tasks.start_soon(panel.score, group("stubborn"))
+            tasks.start_soon(panel.score, samples.group(texts=["stubborn"]))
             await anyio.sleep(0.05)
             with anyio.fail_after(2.5):
                 for _ in range(5):
-                    assert [e.reward for e in (await panel.score(group("fine"))).episodes] == [1.0]
+                    assert [e.reward for e in (await panel.score(samples.group(texts=["fine"]))).episodes] == [1.0]
             assert panel.stats()["score/by_text_running"] == 1.0
             tasks.cancel_scope.cancel()
 
@@ -198,9 +202,9 @@ def test_calls_go_to_as_many_processes_as_there_are_workers(tmp_path: Path):
 def test_close_ends_processes_that_are_in_the_middle_of_something(tmp_path: Path):
     async def main() -> int:
         async with opened("by_text") as panel:
-            await panel.score(group(f"pid {tmp_path}"))
+            await panel.score(samples.group(texts=[f"pid {tmp_path}"]))
             with anyio.move_on_after(0.1):
-                await panel.score(group("hang"))
+                await panel.score(samples.group(texts=["hang"]))
             return int((tmp_path / "pid").read_text())
 
     assert gone(run(main))
@@ -210,15 +214,15 @@ def test_close_ends_processes_that_are_in_the_middle_of_something(tmp_path: Path
 def test_killed_controller_takes_its_processes_with_it(tmp_path: Path):
     code = f"""
 import anyio
-from corrente.score.functions import Progress
+from corrente.score.functions import RunProgress
 from corrente.score.processes import ProcessSource
-from tests.unit.score_samples import group
+from corrente.testing import samples
 async def main():
-    source = ProcessSource({str(HERE)!r} + ":by_text", state_of=Progress())
+    source = ProcessSource({str(HERE)!r} + ":by_text", state_of=RunProgress())
     await source.open()
     async with anyio.create_task_group() as tasks:
-        await source.mark(group("pid {tmp_path}"))
-        tasks.start_soon(source.mark, group("hang"))
+        await source.score_episodes(samples.group(texts=["pid {tmp_path}"]))
+        tasks.start_soon(source.score_episodes, samples.group(texts=["hang"]))
         await anyio.sleep(0.2)
         print("hanging", flush=True)
 anyio.run(main)
@@ -238,7 +242,7 @@ def test_function_that_cannot_be_imported_there_is_refused_at_the_start(tmp_path
     broken.write_text(
         "import os\nif os.environ.get('CORRENTE_TEST_BREAKS'): raise OSError('no verifier')\ndef f(): ...\n"
     )
-    source = ProcessSource(f"{broken}:f", state_of=Progress())
+    source = ProcessSource(f"{broken}:f", state_of=RunProgress())
     os.environ["CORRENTE_TEST_BREAKS"] = "1"
     try:
         with pytest.raises(ExceptionGroup) as caught:
@@ -253,25 +257,25 @@ def test_function_that_cannot_be_imported_there_is_refused_at_the_start(tmp_path
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (verifiers.closure(), "inner: it is a closure"),
-        (verifiers.nameless, "lambda: it is a lambda"),
-        (functools.partial(verifiers.lengths), "lengths: it is a partial"),
-        (verifiers.Scores(), "Scores: it is an object"),
-        (verifiers.Scores().method, "method: it is a method"),
+        (misbehaving_rewards.closure(), "inner: it is a closure"),
+        (misbehaving_rewards.nameless, "lambda: it is a lambda"),
+        (functools.partial(misbehaving_rewards.lengths), "lengths: it is a partial"),
+        (misbehaving_rewards.Scores(), "Scores: it is an object"),
+        (misbehaving_rewards.Scores().method, "method: it is a method"),
     ],
 )
-def test_what_a_process_could_not_import_is_refused_with_the_reason(function: Any, why: str):
+def test_function_that_a_process_could_not_import_is_refused_with_the_reason(function: Any, why: str):
     with pytest.raises(ConfigError, match=why):
-        ProcessSource(function, state_of=Progress())
+        ProcessSource(function, state_of=RunProgress())
 
 
 def test_function_of_a_module_is_known_by_its_path():
     assert path_of(np.linalg.norm).endswith(":norm")
-    assert path_of(verifiers.lengths) == "tests.unit.verifiers:lengths"
+    assert path_of(misbehaving_rewards.lengths) == "tests.unit.misbehaving_rewards:lengths"
 
 
 def test_process_is_given_conversations_as_messages_and_no_environments():
-    plain = group("2", "two")
+    plain = samples.group(texts=["2", "two"])
     prompt = msgspec.structs.replace(plain.prompt, messages=({"role": "user", "content": "1 + 1?"},))
     played = tuple(msgspec.structs.replace(e, environment=object()) for e in plain.episodes)
     chat = msgspec.structs.replace(plain, prompt=prompt, episodes=played)

@@ -7,26 +7,15 @@ import pytest
 from corrente.common import serialization
 from corrente.controller.ledger import LedgerState
 from corrente.controller.snapshot import Snapshot, Unfinished
-from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
+from corrente.data.types import Completion, Group
+from corrente.testing import samples
 
 
-def a_group(number: int = 3) -> Group:
-    completion = Completion(
-        tokens=np.array([5, 6, 7], np.int32),
-        logprobs=np.array([-0.1, -0.2, -0.3], np.float32),
-        spans=(Span(1, 0, 2), Span(2, 2, 3)),
-        finish_reason="stop",
-        text=" 13",
+def _group() -> Group:
+    answer = samples.completion(tokens=(5, 6, 7), versions=(1, 1, 2))
+    return samples.group(
+        episodes=[samples.episode(turns=[(1, 2), answer], reward=1.0, scores={"exact": 1.0, "n": None})]
     )
-    prompt = Prompt(id="0/9", tokens=np.array([1, 2], np.int32), text="4 + 9 =", fields={"answer": "13", "n": 2})
-    turns = (
-        Turn(speaker="user", tokens=prompt.tokens),
-        Turn(speaker="policy", tokens=completion.tokens, completion=completion),
-    )
-    episode = Episode(
-        prompt_id="0/9", group_id=number, index=0, turns=turns, reward=1.0, scores={"exact": 1.0, "n": None}
-    )
-    return Group(id=number, prompt=prompt, episodes=(episode,), admitted_version=1)
 
 
 def test_codec_round_trips_a_snapshot_with_groups():
@@ -36,7 +25,7 @@ def test_codec_round_trips_a_snapshot_with_groups():
         next_ticket=40,
         ledger=LedgerState(outcomes={"trained": 5}, reasons={"failed": {"why": 1}}),
         prompts={"at": 41},
-        unfinished=(Unfinished(prompt_id="0/9", group=a_group()), Unfinished(prompt_id="0/10")),
+        unfinished=(Unfinished(prompt_id="0/9", group=_group()), Unfinished(prompt_id="0/10")),
     )
     back = serialization.decode(serialization.encode(snapshot), Snapshot)
     assert back.ledger == snapshot.ledger
@@ -70,7 +59,7 @@ def test_codec_refuses_object_arrays_both_ways():
 
 def test_codec_refuses_misaligned_completions():
     good = msgspec.to_builtins(
-        a_group().episodes[0].completions[0], enc_hook=lambda a: (a.dtype.str, a.shape, a.tobytes())
+        _group().episodes[0].completions[0], enc_hook=lambda a: (a.dtype.str, a.shape, a.tobytes())
     )
     good["logprobs"] = ("<f4", (1,), b"0000")
     with pytest.raises(msgspec.ValidationError, match="3 tokens but 1 log-probs"):

@@ -8,7 +8,7 @@ import pytest
 from corrente.config import Double, NoBuffer, Staleness, Stream, Window
 from corrente.staleness import gate
 from corrente.staleness.policies import Accept, ByVersion
-from corrente.testing.samples import episode, group
+from corrente.testing import samples
 from corrente.testing.world import flow
 
 
@@ -47,14 +47,14 @@ def test_depth_of_the_other_buffers() -> None:
 
 
 def test_reject_looks_at_the_oldest_token() -> None:
-    mixed = group(versions=(3, 3, 4, 5))
+    mixed = samples.group(versions=(3, 3, 4, 5))
     assert ByVersion(reject=2).judge(mixed, 5).stale == ""
     assert "staleness.reject = 1" in ByVersion(reject=1).judge(mixed, 5).stale
     assert Accept().judge(mixed, 500).stale == ""
 
 
 def test_mask_withholds_what_is_too_old_and_keeps_the_rest() -> None:
-    mixed = group(versions=(3, 3, 4, 5))
+    mixed = samples.group(versions=(3, 3, 4, 5))
     verdict = ByVersion(mask=1).judge(mixed, 5)
     assert (verdict.stale, verdict.oldest_trainable) == ("", 4)
     assert "staleness.mask = 1" in ByVersion(mask=1).judge(mixed, 7).stale
@@ -62,20 +62,19 @@ def test_mask_withholds_what_is_too_old_and_keeps_the_rest() -> None:
 
 def test_mask_comes_before_reject() -> None:
     """What is withheld does not count against the group."""
-    mixed = group(versions=(0, 4, 5))
+    mixed = samples.group(versions=(0, 4, 5))
     assert ByVersion(reject=1, mask=1).judge(mixed, 5).stale == ""
     assert ByVersion(reject=0, mask=1).judge(mixed, 5).stale != ""
 
 
-def test_a_group_is_as_old_as_its_oldest_episode() -> None:
-    old = episode(index=1, versions=(2, 2))
-    both = msgspec.structs.replace(group(versions=(6, 6)), episodes=(episode(versions=(6, 6)), old))
+def test_group_is_as_old_as_its_oldest_episode() -> None:
+    both = samples.group(episodes=[samples.episode(versions=(6, 6)), samples.episode(index=1, versions=(2, 2))])
     assert ByVersion(reject=3).judge(both, 6).stale != ""
     assert ByVersion(reject=4).judge(both, 6).stale == ""
 
 
-def test_a_group_without_tokens_is_as_old_as_its_admission() -> None:
-    empty = group(versions=(), admitted_version=4)
+def test_group_without_tokens_is_as_old_as_its_admission() -> None:
+    empty = samples.group(versions=(), admitted_version=4)
     assert ByVersion(reject=1).judge(empty, 5).stale == ""
     assert ByVersion(reject=1).judge(empty, 6).stale != ""
     assert ByVersion(mask=1).judge(empty, 6).stale != ""

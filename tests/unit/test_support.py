@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from corrente.common import serialization
 from corrente.data.routing import UNKNOWN, Routing, join_routings
 from corrente.data.support import Support, join_supports
-from corrente.data.types import Batch, Completion, Row, Span
+from corrente.data.types import Completion
 from corrente.errors import AlignmentError
 from corrente.runtime import wire
+from corrente.testing import samples
 
 vocabularies = st.sampled_from([1, 31, 32, 33, 100, 1000])
 
@@ -31,7 +32,7 @@ def listed(support: Support) -> list[list[int] | None]:
 
 
 @given(supports())
-def test_a_support_gives_back_every_set(made: tuple[Support, list[list[int] | None]]):
+def test_support_gives_back_every_set(made: tuple[Support, list[list[int] | None]]):
     support, sets = made
     assert listed(support) == sets
     assert all(
@@ -40,7 +41,7 @@ def test_a_support_gives_back_every_set(made: tuple[Support, list[list[int] | No
 
 
 @given(supports())
-def test_a_set_takes_its_ids_or_a_bitmap_whichever_is_smaller(made: tuple[Support, list[list[int] | None]]):
+def test_set_takes_its_ids_or_a_bitmap_whichever_is_smaller(made: tuple[Support, list[list[int] | None]]):
     support, sets = made
     most = -(-support.vocabulary // 32)
     assert len(support.words) == sum(min(len(one), most) for one in sets if one is not None)
@@ -57,7 +58,7 @@ def test_supports_join_and_are_taken_apart_again(data: st.DataObject):
 
 
 @given(supports(), st.data())
-def test_a_support_knows_which_tokens_it_holds(made: tuple[Support, list[list[int] | None]], data: st.DataObject):
+def test_support_knows_which_tokens_it_holds(made: tuple[Support, list[list[int] | None]], data: st.DataObject):
     support, sets = made
     tokens = [data.draw(st.integers(0, support.vocabulary - 1)) for _ in sets]
     held = [one is None or token in one for token, one in zip(tokens, sets, strict=True)]
@@ -65,16 +66,13 @@ def test_a_support_knows_which_tokens_it_holds(made: tuple[Support, list[list[in
 
 
 @given(supports())
-def test_a_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
+def test_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
     made: tuple[Support, list[list[int] | None]],
 ):
     support, _ = made
     count = len(support)
-    sent = Completion(
-        tokens=np.array([support.ids(at)[0] for at in range(count)], np.int32),
-        logprobs=np.zeros(count, np.float32),
-        spans=(Span(2, 0, count),) if count else (),
-        finish_reason="stop",
+    sent = samples.completion(
+        tokens=[support.ids(at)[0] for at in range(count)],
         support=support,
         routing=Routing(
             experts=np.arange(count * 6, dtype=np.int16).reshape(count, 3, 2), context=np.full((4, 3, 2), 7, np.int16)
@@ -119,7 +117,7 @@ def test_a_completion_with_what_is_kept_crosses_the_wire_and_a_checkpoint(
         ),
     ],
 )
-def test_what_does_not_line_up_is_refused(make, words: str):
+def test_supports_and_routings_that_do_not_line_up_are_refused(make, words: str):
     with pytest.raises(AlignmentError, match=words):
         make()
 
@@ -129,16 +127,10 @@ def routing(tokens: int, *, context: int = 2, value: int = 1) -> Routing:
 
 
 def completion(tokens: int, **kept) -> Completion:
-    return Completion(
-        tokens=np.zeros(tokens, np.int32),
-        logprobs=np.zeros(tokens, np.float32),
-        spans=(Span(0, 0, tokens),) if tokens else (),
-        finish_reason="stop",
-        **kept,
-    )
+    return samples.completion(tokens=[0] * tokens, **kept)
 
 
-def test_a_part_without_sets_counts_as_the_whole_vocabulary():
+def test_part_without_sets_counts_as_the_whole_vocabulary():
     cut = completion(2, support=Support.of([np.array([0, 3], np.int32)] * 2, vocabulary=9))
     joined = completion(1).then(cut).then(completion(0)).support
     assert joined is not None
@@ -172,19 +164,14 @@ def _narrow() -> Routing:
     return Routing(experts=np.zeros((1, 3, 1), np.int16), context=np.zeros((0, 3, 1), np.int16))
 
 
-def test_a_row_with_what_is_kept_crosses_the_wire():
-    row = Row(
-        group=0,
-        tokens=np.arange(4, dtype=np.int32),
-        loss_mask=np.array([False, False, True, True]),
-        logprobs=np.zeros(4, np.float32),
-        versions=np.zeros(4, np.int32),
-        advantages=np.ones(4, np.float32),
+def test_row_with_what_is_kept_crosses_the_wire():
+    row = samples.row(
+        tokens=range(4),
+        prompt_tokens=2,
         support=Support.of([None, None, np.array([2, 5], np.int32), np.array([3], np.int32)], vocabulary=9),
         experts=np.arange(16, dtype=np.int16).reshape(4, 2, 2),
     )
-    batch = Batch(step=0, version=0, rows=(row,), sequences=1, tokens=2)
-    (data,) = wire.Frames().feed(wire.frame(wire.Rpc(1, wire.StepRpc(batch=batch))))
+    (data,) = wire.Frames().feed(wire.frame(wire.Rpc(1, wire.StepRpc(batch=samples.batch(rows=[row])))))
     call: wire.Rpc = wire.decode(data, wire.Rpc)
     assert isinstance(call.body, wire.StepRpc)
     (got,) = call.body.batch.rows

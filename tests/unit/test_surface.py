@@ -11,7 +11,7 @@ import pytest
 from corrente import errors
 
 PUBLIC = {
-    "data.types": "Batch Completion Episode Group Prompt Request Row Sampling Scores Span StepScore TeacherRow TeacherTurn Turn "
+    "data.types": "Batch Completion Episode Group Prompt Request Row Sampling Scores Span StepScore TeacherLogprobs Turn "
     "concat_tokens",
     "controller.parts": "Checkpoints Parts RunResult",
     "controller.plan": "Plan",
@@ -36,7 +36,7 @@ PUBLIC = {
     "env.environment": "Environment Observation",
     "trl": "AsyncGRPOConfig AsyncGRPOTrainer GRPOConfig GRPOTrainer",
     "testing": "ContractError EngineCase LearnerCase Simulation SyncCase World check_buffer check_engine check_env "
-    "check_inflight check_learner check_prompts check_scorer check_sink check_staleness check_sync run_virtual simulate",
+    "check_inflight check_learner check_prompts check_scorer check_sink check_staleness check_sync run_virtual samples simulate",
 }
 PROTOCOLS = {
     "prompts.base:Prompts": "describe find next restore state",
@@ -45,7 +45,7 @@ PROTOCOLS = {
     "env.base:Env": "play",
     "env.environment:Environment": "close reset step",
     "score.base:Scorer": "score stats",
-    "score.base:Source": "mark name ready single",
+    "score.base:Source": "name score_episodes single wait_until_ready",
     "algo.base:Algorithm": "batch trainable",
     "learner.base:Learner": "load progress save step",
     "observe.base:Sink": "close event metrics sample span",
@@ -60,6 +60,10 @@ PROTOCOLS = {
     "inflight.base:InflightPolicy": "land one_version",
     "inflight.base:Traffic": "give_up interrupted quiet_groups quiet_requests",
     "adapters.base:Adapters": "assign frozen read tensors write",
+    "algo.base:Objective": "row_weights survey",
+    "backends.base:Backend": "accumulate discard micro_batch optimizer prepare",
+    "backends.base:StepOptimizer": "norm restore state step",
+    "data.step_totals:StepTotals": "all concat merge sum",
 }
 
 

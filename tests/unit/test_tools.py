@@ -25,7 +25,7 @@ from corrente.env.conversation import Conversation
 from corrente.env.environment import Observation
 from corrente.env.instance import EnvInstance
 from corrente.env.single import SingleTurnEnv
-from corrente.env.tools import Toolbox, schema
+from corrente.env.tools import Toolbox, tool_schema
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.chat import ChatTemplate
 
@@ -70,7 +70,7 @@ def test_plain_functions_run_beside_one_another_and_off_the_event_loop():
 
     async def main():
         box = Toolbox([meet], offload=DaemonThreads(limit=3), deadline_s=30.0)
-        return await box.call([ToolCall(name="meet")] * 3)
+        return await box.call_all([ToolCall(name="meet")] * 3)
 
     answers, counts = anyio.run(main)
     assert [answer["content"] for answer in answers] == ["True"] * 3
@@ -86,7 +86,7 @@ def test_tool_that_never_returns_is_answered_for_and_others_go_on():
 
     async def main():
         box = Toolbox([hang, double], offload=DaemonThreads(limit=2), deadline_s=0.05)
-        return await box.call([ToolCall(name="hang"), ToolCall(name="double", arguments={"number": 4})])
+        return await box.call_all([ToolCall(name="hang"), ToolCall(name="double", arguments={"number": 4})])
 
     answers, counts = anyio.run(main)
     never.set()
@@ -101,7 +101,7 @@ def test_tool_that_exits_costs_the_call_and_not_the_run():
         sys.exit(3)
 
     async def main():
-        return await Toolbox([leave], offload=DaemonThreads(limit=1), deadline_s=5.0).call([ToolCall(name="leave")])
+        return await Toolbox([leave], offload=DaemonThreads(limit=1), deadline_s=5.0).call_all([ToolCall(name="leave")])
 
     (answer,), counts = anyio.run(main)
     assert "SystemExit" in answer["content"]
@@ -123,7 +123,7 @@ def test_coroutine_that_is_not_to_be_caught_costs_its_call_and_nothing_beside_it
         return "here"
 
     async def main():
-        return await Toolbox([leave, stay], offload=inline, deadline_s=5.0).call(
+        return await Toolbox([leave, stay], offload=inline, deadline_s=5.0).call_all(
             [ToolCall(name="leave"), ToolCall(name="stay")]
         )
 
@@ -174,7 +174,7 @@ def test_process_ends_though_a_tool_hangs():
         "def hang():\n    threading.Event().wait()\n"
         "async def main():\n"
         "    box = Toolbox([hang], offload=DaemonThreads(limit=1), deadline_s=0.05)\n"
-        "    print((await box.call([ToolCall(name='hang')]))[1]['late'])\n"
+        "    print((await box.call_all([ToolCall(name='hang')]))[1]['late'])\n"
         "anyio.run(main)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -187,7 +187,7 @@ def test_plain_environment_runs_off_the_event_loop():
         await stage.reset({}, seed=1)
         assert (await stage.step({"content": ""})).done
         await stage.close()
-        assert stage.shown.open is False
+        assert stage.exposed.open is False
         return Room.threads
 
     assert threading.get_ident() not in anyio.run(main)
@@ -197,7 +197,7 @@ def test_plain_environment_runs_off_the_event_loop():
 
 
 def test_schema_is_made_of_hints_and_docstring():
-    function = schema(double)["function"]
+    function = tool_schema(double)["function"]
     assert (function["name"], function["description"]) == ("double", "Doubles.")
     assert function["parameters"]["properties"]["number"] == {"type": "integer", "description": "what is doubled"}
 
@@ -207,7 +207,7 @@ def test_tool_that_does_not_describe_itself_is_refused_by_name():
         return x
 
     with pytest.raises(ConfigError, match="the tool 'bare' cannot be described"):
-        schema(bare)
+        tool_schema(bare)
 
 
 def test_two_tools_of_one_name_are_refused():
@@ -215,7 +215,7 @@ def test_two_tools_of_one_name_are_refused():
         Toolbox([double, double], offload=DaemonThreads(limit=1), deadline_s=1.0)
 
 
-def test_what_has_no_reset_is_no_environment():
+def test_factory_without_reset_makes_no_environment():
     with pytest.raises(ConfigError, match="int has no reset"):
         EnvInstance(3, functions=(), offload=DaemonThreads(limit=1), deadline_s=1.0)
 
@@ -256,10 +256,10 @@ def opened(
 
 def test_tool_that_is_no_function_is_refused_before_anything_is_made():
     with pytest.raises(ConfigError, match=r"tools: 'double' given; each must be a function"):
-        checks.check(RunConfig(), tools=["double"])  # type: ignore[list-item]
+        checks.check_env_settings(RunConfig(), tools=["double"])  # type: ignore[list-item]
 
 
-def test_nothing_given_is_a_single_turn(tmp_path: Path):
+def test_run_without_tools_plays_a_single_turn(tmp_path: Path):
     envs = opened(RunConfig(), tmp_path)
     assert all(isinstance(env, SingleTurnEnv) for env in envs.values())
 
@@ -270,7 +270,7 @@ def test_nothing_given_is_a_single_turn(tmp_path: Path):
 def test_tools_and_factories_that_are_given_make_conversations(tmp_path: Path, given: dict[str, Any]):
     envs = opened(RunConfig(), tmp_path, **given)
     assert all(isinstance(env, Conversation) for env in envs.values())
-    assert envs["train"]._settings is envs["eval"]._settings  # they share their instances
+    assert envs["train"].setups is envs["eval"].setups  # they share their instances
 
 
 def test_given_env_is_played_as_it_is(tmp_path: Path):
@@ -322,7 +322,7 @@ def test_kept_history_is_refused_where_the_template_does_not_show_it(tmp_path: P
         (Tools(), {"environment_factory": {"": Room}}, "environment_factory"),
     ],
 )
-def test_what_cannot_be_played_is_refused_by_key(env: Any, given: dict[str, Any], message: str):
+def test_environment_that_cannot_be_played_is_refused_by_key(env: Any, given: dict[str, Any], message: str):
     config = RunConfig(env=env, engine=msgspec.structs.replace(RunConfig().engine, max_context=99))
     with pytest.raises(ConfigError, match=message):
-        checks.check(config, **given)
+        checks.check_env_settings(config, **given)

@@ -85,7 +85,9 @@ def test_tracker_that_fails_costs_a_warning_and_nothing_else(kind: str):
     kept = Kept()
     sinks = Fanout([broken, kept])
     sinks.metrics(1, STEP)
-    broken._thread.join(10)
+    for thread in threading.enumerate():
+        if thread.name == "tracker broken":
+            thread.join(10)
     sinks.metrics(2, STEP)
     sinks.metrics(3, STEP)
     sinks.close()
@@ -176,7 +178,7 @@ def test_trackers_are_checked_before_anything_is_loaded(monkeypatch: pytest.Monk
 # ---- the libraries -----------------------------------------------------------------------------------------------------------
 
 
-def _told(name: str, folder: Path, *, done: int = 0) -> None:
+def track_run(name: str, folder: Path, *, done: int = 0) -> None:
     config = RunConfig(observe=Observe(trackers=(name,), project="tests", run_name="one"))  # type: ignore[arg-type]
     (sink,) = open_trackers(config, folder, done=done)
     for step in (done + 1, done + 2):
@@ -190,8 +192,8 @@ def _told(name: str, folder: Path, *, done: int = 0) -> None:
 @pytest.mark.slow
 def test_tensorboard_reads_what_was_written(tmp_path: Path):
     pytest.importorskip("tensorboard")
-    _told("tensorboard", tmp_path)
-    _told("tensorboard", tmp_path, done=1)
+    track_run("tensorboard", tmp_path)
+    track_run("tensorboard", tmp_path, done=1)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -210,7 +212,7 @@ def _in_a_process(tmp_path: Path, code: str, **env: str) -> str:
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_trackers import _told
+from test_trackers import track_run
 folder = Path({str(tmp_path)!r})
 """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_"))}
@@ -229,7 +231,7 @@ folder = Path({str(tmp_path)!r})
 @pytest.mark.slow
 def test_wandb_writes_offline_without_a_key(tmp_path: Path):
     pytest.importorskip("wandb")
-    assert _in_a_process(tmp_path, '_told("wandb", folder)') == "", "the terminal is ours"
+    assert _in_a_process(tmp_path, 'track_run("wandb", folder)') == "", "the terminal is ours"
     (record,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     written = record.read_bytes()
     for name in ("train/reward", "train/rewards/closeness/mean", "eval/reward", "train/global_step", "completions"):
@@ -243,8 +245,8 @@ def test_wandb_writes_offline_without_a_key(tmp_path: Path):
 def test_trackio_reads_what_was_written(tmp_path: Path):
     pytest.importorskip("trackio")
     code = """
-_told("trackio", folder)
-_told("trackio", folder, done=2)
+track_run("trackio", folder)
+track_run("trackio", folder, done=2)
 from trackio.sqlite_storage import SQLiteStorage
 (run,) = SQLiteStorage.get_runs("tests")
 print(json.dumps([run, SQLiteStorage.get_logs("tests", run)], default=str))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrente.data.types import Batch, Completion, Request, Row, Sampling, Span, concat_tokens
+from corrente.data.types import Completion, FinishReason, Row, Span, concat_tokens
 from corrente.errors import AlignmentError
-from corrente.testing.samples import completion, episode, group
+from corrente.testing import samples
 
 
 def build(count: int, spans: tuple[Span, ...], logprobs: int | None = None) -> Completion:
@@ -52,7 +52,7 @@ def test_completions_that_line_up_are_accepted() -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_versions_and_spans_say_the_same(versions: list[int]) -> None:
-    done = completion(versions=versions)
+    done = samples.completion(versions=versions)
     assert done.versions.tolist() == versions
     assert len(done.spans) == sum(a != b for a, b in itertools.pairwise(versions)) + bool(versions)
 
@@ -72,31 +72,24 @@ def test_rows_that_do_not_line_up_are_refused(name: str) -> None:
 
 
 def test_lags_are_those_of_trained_tokens_alone() -> None:
-    row = Row(
-        group=0,
-        tokens=np.zeros(5, np.int32),
-        loss_mask=np.array([False, False, True, True, True]),
-        logprobs=np.zeros(5, np.float32),
-        versions=np.array([0, 0, 3, 4, 7], np.int32),
-        advantages=np.zeros(5, np.float32),
-    )
-    batch = Batch(step=1, version=7, rows=(row, row), sequences=2, tokens=6)
+    row = samples.row(tokens=range(5), prompt_tokens=2, versions=(0, 0, 3, 4, 7))
+    batch = samples.batch(rows=[row, row], version=7)
     assert batch.lags().tolist() == [4, 3, 0, 4, 3, 0]
     assert msgspec.structs.replace(batch, rows=()).lags().tolist() == []
 
 
-def test_a_group_is_as_old_as_its_oldest_token() -> None:
-    mixed = msgspec.structs.replace(
-        group(admitted_version=1), episodes=(episode(versions=(5, 6)), episode(index=1, versions=(4, 4, 9)))
+def test_group_is_as_old_as_its_oldest_token() -> None:
+    mixed = samples.group(
+        episodes=[samples.episode(versions=(5, 6)), samples.episode(index=1, versions=(4, 4, 9))], admitted_version=1
     )
     assert mixed.oldest_version == 4
-    assert group(versions=(), admitted_version=3).oldest_version == 3
+    assert samples.group(versions=(), admitted_version=3).oldest_version == 3
     assert mixed.sampled_tokens == 5
-    assert group(rewards=(1.0, None)).rewards == (1.0, None)
+    assert samples.group(rewards=(1.0, None)).rewards == (1.0, None)
 
 
-def test_an_episode_knows_what_was_sampled_and_what_was_given() -> None:
-    played = episode(versions=(0, 0))
+def test_episode_knows_what_was_sampled_and_what_was_given() -> None:
+    played = samples.episode(versions=(0, 0))
     assert played.sampled_tokens == 2
     assert played.text == "0 1"
     assert not played.truncated
@@ -105,7 +98,7 @@ def test_an_episode_knows_what_was_sampled_and_what_was_given() -> None:
         played, turns=(played.turns[0], msgspec.structs.replace(played.turns[1], completion=cut))
     )
     assert truncated.truncated
-    assert episode(versions=()).completions == ()
+    assert samples.episode(versions=()).completions == ()
 
 
 def test_concatenating_nothing_gives_no_tokens() -> None:
@@ -113,30 +106,22 @@ def test_concatenating_nothing_gives_no_tokens() -> None:
     assert concat_tokens([np.array([1]), np.array([2, 3])]).tolist() == [1, 2, 3]
 
 
-def _said(*tokens: int, versions: tuple[int, ...], reason: str = "abort", text: str = "") -> Completion:
-    spans: list[Span] = []
-    for at, version in enumerate(versions):
-        if spans and spans[-1].version == version:
-            spans[-1] = Span(version, spans[-1].start, at + 1)
-        else:
-            spans.append(Span(version, at, at + 1))
-    ids = np.array(tokens, np.int32)
-    return Completion(
-        tokens=ids,
-        logprobs=-ids.astype(np.float32),
-        spans=tuple(spans),
-        finish_reason=reason,  # type: ignore[arg-type]
-        text=text,
-    )
-
-
 def test_segments_put_together_equal_one_sequence():
-    whole = _said(5, 6, 7, 8, 9, versions=(1, 1, 2, 2, 2), reason="stop", text="all of it")
+    tokens, versions = (5, 6, 7, 8, 9), (1, 1, 2, 2, 2)
+
+    def segment(start: int, stop: int, reason: FinishReason) -> Completion:
+        part = tokens[start:stop]
+        return samples.completion(
+            tokens=part,
+            versions=versions[start:stop],
+            logprobs=[-float(token) for token in part],
+            finish_reason=reason,
+            text="all of it" if reason == "stop" else "",
+        )
+
+    whole = segment(0, 5, "stop")
     for cut in range(6):
-        tokens, versions = (5, 6, 7, 8, 9), (1, 1, 2, 2, 2)
-        head = _said(*tokens[:cut], versions=versions[:cut])
-        rest = _said(*tokens[cut:], versions=versions[cut:], reason="stop", text="all of it")
-        joined = head.then(rest)
+        joined = segment(0, cut, "abort").then(segment(cut, 5, "stop"))
         assert joined.tokens.tolist() == whole.tokens.tolist()
         assert joined.logprobs.tolist() == whole.logprobs.tolist()
         assert (joined.spans, joined.finish_reason, joined.text) == (whole.spans, "stop", "all of it")
@@ -144,10 +129,10 @@ def test_segments_put_together_equal_one_sequence():
         assert joined.logprobs.dtype == np.float32
 
 
-def test_a_request_goes_on_after_what_was_written_any_number_of_times():
-    request = Request(id="a", tokens=np.array([1, 2], np.int32), sampling=Sampling(max_tokens=9), seed=3, group="g")
-    once = request.after(_said(5, 6, versions=(0, 0)))
-    twice = once.after(_said(versions=())).after(_said(7, versions=(1,)))
+def test_request_goes_on_after_what_was_written_any_number_of_times():
+    request = samples.request(id="a", tokens=(1, 2), seed=3, group="g")
+    once = request.after(samples.completion(tokens=(5, 6)))
+    twice = once.after(samples.completion(tokens=())).after(samples.completion(tokens=(7,), versions=1))
     assert (once.tokens.tolist(), once.written) == ([1, 2, 5, 6], 2)
     assert (twice.tokens.tolist(), twice.written) == ([1, 2, 5, 6, 7], 3)
     assert (twice.id, twice.seed, twice.group, twice.sampling) == ("a", 3, "g", request.sampling)

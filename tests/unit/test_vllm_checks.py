@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from tests.refusals import refusal
 
 from corrente import config as c
 from corrente.engine.vllm import environment
@@ -29,6 +30,10 @@ def python(tmp_path: Path) -> Path:
     (home / "bin").mkdir()
     (home / "bin/python").touch()
     return home / "bin/python"
+
+
+FAR = c.Vllm(urls=("https://gpu7:8000",))
+NEAR = c.Vllm(urls=("http://localhost:8000", "http://0.0.0.0:8001"))
 
 
 def config(**sections: Any) -> c.RunConfig:
@@ -67,15 +72,37 @@ def test_what_cannot_work_with_vllm_is_refused_by_name(sections: dict[str, Any],
         check(config(**sections))
 
 
-def test_what_can_work_with_vllm_is_not_refused(python: Path) -> None:
-    check(c.RunConfig())
-    check(config())
-    check(config(engine=c.Vllm(python=str(python)), pool=c.Pool(replicas=2), adapters=c.LoraMerged()))
-    for inflight in (c.OldWeights(), c.Drain(), c.Barrier(), c.Resume()):
-        check(config(adapters=c.Lora(), inflight=inflight))
-    check(config(engine=c.Vllm(urls=("https://gpu7:8000",)), sync=c.Collective(host="10.0.0.1")))
-    check(config(engine=c.Vllm(urls=("https://gpu7:8000",)), sync=c.Disk()))
-    check(config(engine=c.Vllm(urls=("http://localhost:8000", "http://0.0.0.0:8001")), sync=c.Http()))
+@pytest.mark.parametrize(
+    ("accepted", "neighbour", "words"),
+    [
+        ({"engine": c.Embedded(), "inflight": c.OldWeights()}, {"inflight": c.OldWeights()}, "recompute"),
+        *(
+            (
+                {"adapters": c.Lora(), "inflight": inflight},
+                {"adapters": c.Lora(), "inflight": c.Swap()},
+                "snapshot, drain",
+            )
+            for inflight in (c.OldWeights(), c.Drain(), c.Barrier(), c.Resume())
+        ),
+        ({"engine": FAR, "sync": c.Disk()}, {"engine": FAR}, "disk, http or collective"),
+        (
+            {"engine": FAR, "sync": c.Collective(host="10.0.0.1")},
+            {"engine": FAR, "sync": c.Collective()},
+            "https://gpu7:8000 is another host",
+        ),
+        ({"engine": NEAR, "sync": c.Http()}, {"engine": FAR, "sync": c.Http()}, "https://gpu7:8000 is another host"),
+        ({}, {"pool": c.Pool(replicas=3)}, "pool.replicas = 3"),
+    ],
+)
+def test_vllm_checks_accepts(accepted: dict[str, Any], neighbour: dict[str, Any], words: str) -> None:
+    assert refusal(check, config(**accepted)) == ""
+    assert words in refusal(check, config(**neighbour))
+
+
+def test_vllm_checks_accepts_an_environment_that_has_vllm(python: Path) -> None:
+    launched = {"pool": c.Pool(replicas=2), "adapters": c.LoraMerged()}
+    assert refusal(check, config(engine=c.Vllm(python=str(python)), **launched)) == ""
+    assert "/nowhere/python" in refusal(check, config(engine=c.Vllm(python="/nowhere/python"), **launched))
 
 
 def test_a_server_that_cannot_be_started_leaves_no_folder(

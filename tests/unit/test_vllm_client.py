@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from tests.unit.vllm_fake import DROP, Asked, Fake, Handler, Say, piece, refusal, serving
 
-from corrente.data.types import Request, Sampling
+from corrente.data.types import Request
 from corrente.engine.vllm import client as clients
 from corrente.engine.vllm import launcher
 from corrente.engine.vllm.client import Client, opened
 from corrente.engine.vllm.engine import VllmEngine
 from corrente.errors import AlignmentError, ConfigError, GenerationError, SyncError, WorkerDied, root_cause
 from corrente.sync.base import InPlace, Update
-from corrente.testing import run_virtual
+from corrente.testing import run_virtual, samples
 
 LAYOUT = {"slabs": [{"name": "w", "shape": [2], "dtype": "float32", "offset": 0, "sources": ["w"], "transpose": False}]}
 PROMPT = np.array([5, 6, 7], np.int32)
@@ -83,7 +83,7 @@ def with_engine(
 
 
 def ask(name: str = "a", **sampling: Any) -> Request:
-    return Request(id=name, tokens=PROMPT, sampling=Sampling(**{"max_tokens": 4, **sampling}), seed=9)
+    return samples.request(id=name, tokens=PROMPT, seed=9, **{"max_tokens": 4, **sampling})
 
 
 def three(asked: Asked, live: str) -> Say:
@@ -332,12 +332,12 @@ def test_a_resumed_request_counts_what_is_written_and_draws_anew() -> None:
         spent = await engine.generate(ask(max_tokens=3).after(partial))
         assert (len(spent.tokens), spent.finish_reason) == (0, "length")
         assert len(fake.asked) == before
-        long = Request(id="long", tokens=np.arange(30, dtype=np.int32), sampling=Sampling(max_tokens=50))
+        long = samples.request(tokens=range(30), max_tokens=50)
         await engine.generate(long)
         assert fake.asked[-1].body["sampling_params"]["max_tokens"] == 2, "clipped to the context"
         with pytest.raises(GenerationError, match="leave no room in 32"):
-            await engine.generate(Request(id="full", tokens=np.zeros(32, np.int32), sampling=Sampling()))
-        spent = Request(id="spent", tokens=np.zeros(32, np.int32), sampling=Sampling(max_tokens=9), written=9)
+            await engine.generate(samples.request(tokens=range(32)))
+        spent = samples.request(tokens=range(32), max_tokens=9, written=9)
         assert (await engine.generate(spent)).finish_reason == "length"
 
     with_engine(generating(three), body)
@@ -347,13 +347,11 @@ def test_a_stop_string_across_an_interruption_is_seen() -> None:
     """The server knows the new tokens only: "cd" with "c" written before."""
 
     async def body(engine: VllmEngine, fake: Fake) -> None:
-        request = Request(
-            id="a", tokens=np.array([5, 1, 2], np.int32), sampling=Sampling(max_tokens=9, stop=("cd",)), written=2
-        )
+        request = samples.request(tokens=(5, 1, 2), stop=("cd",), written=2)
         done = await engine.generate(request)
         assert (done.tokens.tolist(), done.finish_reason, done.text) == ([3], "stop", "b")
         assert [(span.start, span.stop) for span in done.spans] == [(0, 1)]
-        over = Request(id="b", tokens=request.tokens, sampling=Sampling(max_tokens=9, stop=("bc",)), written=2)
+        over = samples.request(tokens=request.tokens, stop=("bc",), written=2)
         before = len(fake.asked)
         done = await engine.generate(over)
         assert (len(done.tokens), done.finish_reason, done.text) == (0, "stop", "")

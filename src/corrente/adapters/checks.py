@@ -1,7 +1,7 @@
-"""What a config may ask of adapters, as far as files tell; refused before a model is loaded. No torch, no peft.
+"""Checks of the adapters section of a config, as far as files tell; before a model is loaded. No torch, no peft.
 
 The layers of a model are read from the headers of its weight files. Where those name experts one by one, which a mixture holds
-fused once it is loaded, the names are left to the learner to judge, which does so before it reads weights.
+fused once it is loaded, the learner checks the names, which it does before it reads weights.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from corrente.adapters.base import matches, unmatched
+from corrente.adapters.base import matches_layer, unmatched_message
 from corrente.config import Full, Lora, LoraMerged, RunConfig
+from corrente.config.schema import kind_of
 from corrente.errors import ConfigError
 
 ALL_LINEAR = "all-linear"
@@ -26,7 +27,7 @@ def check(config: RunConfig, *, model: Path | None) -> None:
     if isinstance(adapters, Full):
         return
     if find_spec("peft") is None:
-        raise ConfigError(f'adapters.kind = "{_kind(adapters)}" needs peft: pip install "corrente[lora]"')
+        raise ConfigError(f'adapters.kind = "{kind_of(adapters)}" needs peft: pip install "corrente[lora]"')
     _check_keys(adapters)
     if adapters.init:
         _check_init(adapters)
@@ -35,7 +36,7 @@ def check(config: RunConfig, *, model: Path | None) -> None:
 
 
 def cautions(config: RunConfig) -> list[str]:
-    """What works, and is worth a word at the start of a run."""
+    """Warnings for the start of a run, about settings that work."""
     adapters = config.adapters
     if isinstance(adapters, Full) or not adapters.dropout:
         return []
@@ -46,7 +47,7 @@ def cautions(config: RunConfig) -> list[str]:
 
 
 def parameters_of(model: Path) -> list[str]:
-    """The names in a directory's safetensors files; none where they tell nothing."""
+    """The tensor names in a directory's safetensors files; none where they cannot be read."""
     index = model / "model.safetensors.index.json"
     try:
         if index.is_file():
@@ -90,21 +91,17 @@ def _check_targets(adapters: Lora | LoraMerged, parameters: list[str]) -> None:
         return
     layers = sorted({name.rpartition(".")[0] for name in parameters} | {"lm_head"})
     for target in adapters.targets:
-        if target != ALL_LINEAR and not matches(target, layers):
-            raise ConfigError(unmatched("adapters.targets", target, layers))
+        if target != ALL_LINEAR and not matches_layer(target, layers):
+            raise ConfigError(unmatched_message("adapters.targets", target, layers))
     for target in adapters.target_parameters:
-        if not matches(target, parameters):
-            raise ConfigError(unmatched("adapters.target_parameters", target, parameters, parts=2))
+        if not matches_layer(target, parameters):
+            raise ConfigError(unmatched_message("adapters.target_parameters", target, parameters, parts=2))
 
 
 def _header(file: Path) -> list[str]:
-    """Tensor names of a safetensors file: eight bytes say how long a JSON table of them is."""
+    """Read the tensor names of a safetensors file: eight bytes give the length of a JSON table of them."""
     with file.open("rb") as data:
         (size,) = struct.unpack("<Q", data.read(8))
         if size > LARGEST_HEADER_BYTES:
             return []
         return [name for name in json.loads(data.read(size)) if name != "__metadata__"]
-
-
-def _kind(adapters: Lora | LoraMerged) -> str:
-    return str(adapters.__struct_config__.tag)

@@ -1,4 +1,4 @@
-"""Every parameter is trained and shipped: the trivial kind, and the reference for the others."""
+"""All parameters are trained and shipped: the trivial kind, and the reference for the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from corrente import config
-from corrente.adapters.base import Frozen, Load, mismatch
+from corrente.adapters.base import Frozen, Load, shape_mismatch
 from corrente.errors import CheckpointError
 
 
@@ -36,7 +36,7 @@ class FullAdapters:
 
     def read(self, path: Path) -> Mapping[str, Tensor]:
         weights = self._load(path).state_dict()
-        if wrong := mismatch(self.tensors(), weights):
+        if wrong := shape_mismatch(self.tensors(), weights):
             raise CheckpointError(f"the checkpoint {path} holds another model: {wrong}")
         return weights
 

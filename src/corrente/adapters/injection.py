@@ -1,9 +1,9 @@
-"""peft puts low-rank adapters into a model, in place: y = W x + (alpha / rank) B A x (Hu et al. 2021, arXiv:2106.09685).
+"""Low-rank adapters, added to a model in place by peft: y = W x + (alpha / rank) B A x (Hu et al. 2021, arXiv:2106.09685).
 
 The learner and an engine call the same function with the same settings, so they agree on what is adapted and how it is named.
-Names are those of a peft directory, which is what ``tensors`` ships and checkpoints hold: "base_model.model.", the layer,
+Names are those of a peft directory, which ``tensors`` ships and checkpoints hold: "base_model.model.", the layer,
 "lora_A.weight". The modules are peft's own; nothing is wrapped around the model, so its class, its attributes and the names of
-what is not adapted stay.
+layers without adapters stay.
 
 Adapters' dropout acts where a gradient is recorded, and nowhere else: not when a frozen policy or a probe is computed.
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from corrente import config
-from corrente.adapters.base import PREFIX, Factor, matches, unmatched
+from corrente.adapters.base import PREFIX, Factor, matches_layer, unmatched_message
 from corrente.errors import ConfigError
 
 NAME = "default"
@@ -32,7 +32,7 @@ _OWN_NAME = re.compile(rf"(\.lora_\w+)\.{NAME}(?=\.|$)")
 
 
 def require_peft() -> Any:
-    """The peft module. ConfigError, with what to install, where it is missing."""
+    """Import and return peft. Raises ConfigError, with the package to install, where it is missing."""
     try:
         import peft
     except ImportError as error:
@@ -40,22 +40,24 @@ def require_peft() -> Any:
     return peft
 
 
-def inject(model: Any, settings: config.Lora | config.LoraMerged, *, source: Path, seed: int = 0) -> Any:
-    """Add adapters that change nothing yet (B is 0, A is drawn from ``seed``), freeze the rest, and return peft's configuration
-    of them. The model may be on the meta device. Raises ConfigError for what the model does not have."""
+def inject_adapters(model: Any, settings: config.Lora | config.LoraMerged, *, source: Path, seed: int = 0) -> Any:
+    """Add adapters that change nothing yet (B is 0, A is drawn from ``seed``), freeze the rest, and return peft's configuration.
+
+    The model may be on the meta device. Raises ConfigError for a target that the model does not have.
+    """
     peft = require_peft()
     modules = [name for name, _ in model.named_modules()]
     parameters = [name for name, _ in model.named_parameters()]
     for target in settings.target_parameters:
-        if not matches(target, parameters):
-            raise ConfigError(unmatched("adapters.target_parameters", target, parameters, parts=2))
+        if not matches_layer(target, parameters):
+            raise ConfigError(unmatched_message("adapters.target_parameters", target, parameters, parts=2))
     made = _peft_config(peft, settings, source)
     meta = next(model.parameters()).is_meta
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message=".*_pattern keys did not match"
-            )  # of parameters peft itself added
+            )  # those of parameters peft itself added
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # and then sets it right
             warnings.filterwarnings(
                 "ignore", message="Model has `tie_word_embeddings=True`"
@@ -70,7 +72,7 @@ def inject(model: Any, settings: config.Lora | config.LoraMerged, *, source: Pat
     return made
 
 
-def outline(source: Path) -> Any:
+def meta_model(source: Path) -> Any:
     """The model of a directory without its weights, on the meta device. Raises ConfigError."""
     try:
         with torch.device("meta"):
@@ -79,15 +81,17 @@ def outline(source: Path) -> Any:
         raise ConfigError(f"model.path = {str(source)!r}: not a causal LM that can be loaded: {error}") from error
 
 
-def verify(source: Path, settings: config.Lora | config.LoraMerged) -> dict[str, Factor]:
-    """Every adapter tensor the settings ask for, by the name it is shipped under; from the model's configuration alone, no
-    weights are read. Raises ConfigError."""
-    model = outline(source)
-    inject(model, settings, source=source)
-    return factors(model)
+def verify_targets(source: Path, settings: config.Lora | config.LoraMerged) -> dict[str, Factor]:
+    """Check the targets, and return every adapter tensor the settings ask for by the name it is shipped under.
+
+    From the model's configuration alone; no weights are read. Raises ConfigError.
+    """
+    model = meta_model(source)
+    inject_adapters(model, settings, source=source)
+    return adapter_factors(model)
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapters' parameters, by the name they are shipped under."""
     return {shipped_name(name): p for name, p in model.named_parameters() if ".lora_" in name}
 
@@ -98,13 +102,13 @@ def shipped_name(name: str) -> str:
 
 
 def base_name(name: str) -> str:
-    """What a state-dict entry of an adapted model was called before the adapters came."""
+    """The name that a state-dict entry of an adapted model had before the adapters were added."""
     return name.replace(".base_layer", "")
 
 
-def factors(model: nn.Module) -> dict[str, Factor]:
+def adapter_factors(model: nn.Module) -> dict[str, Factor]:
     """Shape and scaling of every adapter tensor, by the name it is shipped under."""
-    scalings = {name: layer.scaling[NAME] for name, layer in adapted(model)}
+    scalings = {name: layer.scaling[NAME] for name, layer in adapted_layers(model)}
     return {
         shipped_name(name): Factor(tuple(p.shape), float(scalings[name.partition(".lora_")[0]]))
         for name, p in model.named_parameters()
@@ -112,7 +116,7 @@ def factors(model: nn.Module) -> dict[str, Factor]:
     }
 
 
-def adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """The layers that have an adapter, by name."""
     from peft.tuners.lora.layer import LoraLayer
 
@@ -122,9 +126,9 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def disabled(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is what it was before the adapters came."""
-    layers = [layer for _, layer in adapted(model)]
+def adapters_disabled(model: nn.Module) -> Iterator[None]:
+    """Inside the context the model is the one without adapters."""
+    layers = [layer for _, layer in adapted_layers(model)]
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -135,9 +139,9 @@ def disabled(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def holding(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the adapters have the values of ``tensors``; nothing is copied."""
-    own = trained(model)
+def adapters_replaced(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside the context the adapters have the values of ``tensors``; nothing is copied."""
+    own = adapter_parameters(model)
     before = {name: parameter.data for name, parameter in own.items()}
     for name, parameter in own.items():
         parameter.data = tensors[name]
@@ -162,20 +166,23 @@ def _peft_config(peft: Any, settings: config.Lora | config.LoraMerged, source: P
 
 
 def _refuse_unmatched(settings: config.Lora | config.LoraMerged, made: Any, modules: list[str]) -> None:
-    """ConfigError for a target that no layer has. What peft turned into a target parameter was a name of an older layout."""
+    """Raise ConfigError for a target that no layer has. A target that peft turned into a target parameter is the name that the
+    layer has in an older layout of the model."""
     for target in settings.targets:
         turned = target not in (made.target_modules or ()) and bool(made.target_parameters)
-        if target != ALL_LINEAR and not turned and not matches(target, modules):
-            raise ConfigError(unmatched("adapters.targets", target, modules))
+        if target != ALL_LINEAR and not turned and not matches_layer(target, modules):
+            raise ConfigError(unmatched_message("adapters.targets", target, modules))
 
 
 class _GradientDropout(nn.Dropout):
+    """Dropout that acts where a gradient is recorded, whatever the mode of the module."""
+
     def forward(self, input: Tensor) -> Tensor:
         return nn.functional.dropout(input, self.p, training=torch.is_grad_enabled())
 
 
 def _dropout_with_gradient(model: nn.Module) -> None:
-    for _, layer in adapted(model):
+    for _, layer in adapted_layers(model):
         for name, dropout in layer.lora_dropout.items():
             if isinstance(dropout, nn.Dropout):
                 layer.lora_dropout[name] = _GradientDropout(dropout.p)

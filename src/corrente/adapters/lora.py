@@ -1,4 +1,4 @@
-"""Low-rank adapters are trained, and only they are shipped. A checkpoint is a peft directory.
+"""Low-rank adapters are trained, and they alone are shipped. A checkpoint is a peft directory.
 
 The policy a KL is measured to is the model with its adapters switched off: there is no second copy of it. Where the adapters
 start from a directory (``init``), it is the model with the adapters they started as.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from corrente import config
 from corrente.adapters import directory, injection
-from corrente.adapters.base import Frozen, Load, mismatch
+from corrente.adapters.base import Frozen, Load, shape_mismatch
 from corrente.errors import CheckpointError, ConfigError
 
 OTHER_KINDS = (
@@ -27,63 +27,65 @@ OTHER_KINDS = (
     "trainable_token_indices",
     "alora_invocation_tokens",
 )
-"""What a peft directory may ask for that changes the function and that this does not train."""
+"""Options of a peft directory that change the function and that are not trained here."""
 
 
 class LoraAdapters:
     """See adapters.base.Adapters."""
 
     def __init__(self, settings: config.Lora | config.LoraMerged, *, source: Path, load: Load, seed: int) -> None:
-        injection.verify(source, settings)
+        injection.verify_targets(source, settings)
         self.model: Any = load(source)
         self._settings = settings
-        self._made = injection.inject(self.model, settings, source=source, seed=seed)
-        self._own = injection.trained(self.model)
+        self._made = injection.inject_adapters(self.model, settings, source=source, seed=seed)
         if settings.init:
             self.assign(self._initial(Path(settings.init)))
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The adapters alone, by the names of a peft directory; not copies."""
-        return {name: parameter.detach() for name, parameter in self._own.items()}
+        return {name: parameter.detach() for name, parameter in self._own().items()}
 
     def frozen(self) -> Frozen:
-        """The same model: without its adapters, or with what they were loaded with."""
+        """The same model: without its adapters, or with those it was loaded with."""
         if not self._settings.init:
-            return Frozen(self.model, partial(injection.disabled, self.model))
-        initial = {name: parameter.detach().clone() for name, parameter in self._own.items()}
-        return Frozen(self.model, partial(injection.holding, self.model, initial))
+            return Frozen(self.model, partial(injection.adapters_disabled, self.model))
+        initial = {name: parameter.detach().clone() for name, parameter in self._own().items()}
+        return Frozen(self.model, partial(injection.adapters_replaced, self.model, initial))
 
     def write(self, path: Path) -> None:
-        directory.write(path, self._own, self._made)
+        directory.write_adapter(path, self._own(), self._made)
 
     def read(self, path: Path) -> Mapping[str, Tensor]:
-        given, weights = directory.read(path)
-        if wrong := differs(given, self._settings, self._own, weights):
+        given, weights = directory.read_adapter(path)
+        if wrong := adapter_difference(given, self._settings, self._own(), weights):
             raise CheckpointError(f"the checkpoint {path} holds another adapter: {wrong}")
         return weights
 
     @torch.no_grad()
     def assign(self, weights: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._own.items():
+        for name, parameter in self._own().items():
             parameter.copy_(weights[name])
+
+    def _own(self) -> dict[str, torch.nn.Parameter]:
+        return injection.adapter_parameters(self.model)
 
     def _initial(self, path: Path) -> Mapping[str, Tensor]:
         try:
-            given, weights = directory.read(path)
+            given, weights = directory.read_adapter(path)
         except CheckpointError as error:
             raise ConfigError(f"adapters.init = {str(path)!r}: {error}") from error
-        if wrong := differs(given, self._settings, self._own, weights):
+        if wrong := adapter_difference(given, self._settings, self._own(), weights):
             raise ConfigError(f"adapters.init = {str(path)!r} does not fit the other keys of [adapters]: {wrong}")
         return weights
 
 
-def differs(
+def adapter_difference(
     given: Mapping[str, Any],
     settings: config.Lora | config.LoraMerged,
     own: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
 ) -> str:
-    """What keeps an adapter that was read from being one of these settings; empty for nothing."""
+    """Describe the first difference between an adapter that was read and these settings; empty where it fits."""
     if given.get("peft_type") != "LORA":
         return f"it is of type {given.get('peft_type')}, not LORA"
     for key in OTHER_KINDS:
@@ -92,4 +94,4 @@ def differs(
     for key, name, value in (("r", "rank", settings.rank), ("lora_alpha", "alpha", settings.alpha)):
         if given.get(key) != value:
             return f"adapters.{name} is {given.get(key)} there and {value:g} here"
-    return f"adapters.targets differ: {wrong}" if (wrong := mismatch(own, weights)) else ""
+    return f"adapters.targets differ: {wrong}" if (wrong := shape_mismatch(own, weights)) else ""

@@ -28,6 +28,7 @@ from corrente.algo import importance, reject
 from corrente.algo.rows import TrainingRows
 from corrente.algo.traits import Aggregation
 from corrente.config import Staleness
+from corrente.data.step_totals import LOCAL_TOTALS, StepTotals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,16 +89,22 @@ def _whole_rows(log_ratio_K: Tensor, advantages_K: Tensor, rows: TrainingRows, s
     return kept_K
 
 
-def normalised(parts: Sequence[Correction]) -> list[Correction]:
+def normalised(parts: Sequence[Correction], *, totals: StepTotals = LOCAL_TOTALS) -> list[Correction]:
     """Rule 6: weights whose mean over the kept tokens of all parts is 1. Unchanged where that mean is 0."""
-    total = sum(float(part.weight_K.double().sum()) for part in parts)
-    kept = sum(int(part.kept_K.sum()) for part in parts)
+    total, kept = totals.sum(
+        [sum(float(part.weight_K.double().sum()) for part in parts), sum(int(part.kept_K.sum()) for part in parts)]
+    )
     mean = total / kept if kept and total > 0 else 1.0
     return [replace(part, weight_K=part.weight_K / mean) for part in parts]
 
 
 def effective(
-    parts: Sequence[Correction], *, weights: Sequence[Tensor], rows: Sequence[TrainingRows], aggregation: Aggregation
+    parts: Sequence[Correction],
+    *,
+    weights: Sequence[Tensor],
+    rows: Sequence[TrainingRows],
+    aggregation: Aggregation,
+    totals: StepTotals = LOCAL_TOTALS,
 ) -> list[Tensor]:
     """Rule 7: per part the factor (K,) that makes the aggregation's weights those of an average over what is kept alone.
 
@@ -115,4 +122,5 @@ def effective(
         units = [w / of.length_K for w, of in zip(weights, rows, strict=True)] if of_sums else weights
     left = sum(float((unit * count).double().sum()) for unit, count in zip(units, counted, strict=True))
     whole = sum(float(unit.double().sum()) for unit in units)
+    left, whole = totals.sum([left, whole])
     return [factor * (whole / left) if left > 0 else factor for factor in factors]

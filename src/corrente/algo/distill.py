@@ -36,32 +36,32 @@ def advantages(part: Trained, settings: Distill, *, before_K: Tensor) -> Trained
         return part
     total_K = settings.reward_weight * part.advantages_K
     if settings.loss == "advantage":
-        for guide in part.guides:
-            gap_K = reverse_kl.log_gap(before_K.detach(), _known(guide, before_K))
-            total_K = total_K - settings.weight * guide.weight_K * gap_K
+        for teacher in part.teachers:
+            gap_K = reverse_kl.log_gap(before_K.detach(), _known(teacher, before_K))
+            total_K = total_K - settings.weight * teacher.weight_K * gap_K
     return replace(part, advantages_K=total_K)
 
 
 def losses(part: Trained, settings: Distill, *, log_ratio_K: Tensor) -> Tensor | None:
     """weight * sum over teachers of u D per token (K,); None where the loss has no such term. ``log_ratio_K``: of the policy
     objective, token by token, differentiable."""
-    if settings.loss in ("none", "advantage") or not part.guides:
+    if settings.loss in ("none", "advantage") or not part.teachers:
         return None
     total_K = torch.zeros_like(part.logprobs_K)
-    for guide in part.guides:
-        total_K = total_K + guide.weight_K * _divergence(part.logprobs_K, guide, settings, log_ratio_K)
+    for teacher in part.teachers:
+        total_K = total_K + teacher.weight_K * _divergence(part.logprobs_K, teacher, settings, log_ratio_K)
     return settings.weight * total_K
 
 
-def _divergence(logprobs_K: Tensor, guide: TeacherBatch, settings: Distill, log_ratio_K: Tensor) -> Tensor:
+def _divergence(logprobs_K: Tensor, teacher: TeacherBatch, settings: Distill, log_ratio_K: Tensor) -> Tensor:
     if settings.loss != "jsd":
-        return reverse_kl.ESTIMATES[settings.loss](logprobs_K, _known(guide, logprobs_K), log_ratio_K)
-    assert guide.student_KJ is not None
-    speaks_K1 = guide.weight_K[:, None] > 0
-    top_KJ = torch.where(speaks_K1, guide.top_KJ, guide.student_KJ.detach())
-    return divergence.jsd(guide.student_KJ, top_KJ, beta=settings.beta)
+        return reverse_kl.ESTIMATES[settings.loss](logprobs_K, _known(teacher, logprobs_K), log_ratio_K)
+    assert teacher.student_KJ is not None
+    speaks_K1 = teacher.weight_K[:, None] > 0
+    top_KJ = torch.where(speaks_K1, teacher.top_KJ, teacher.student_KJ.detach())
+    return divergence.jsd(teacher.student_KJ, top_KJ, beta=settings.beta)
 
 
-def _known(guide: TeacherBatch, logprobs_K: Tensor) -> Tensor:
+def _known(teacher: TeacherBatch, logprobs_K: Tensor) -> Tensor:
     """The teacher's log-probs, and the student's own where the teacher says nothing: whatever is stored there stays out."""
-    return torch.where(guide.weight_K > 0, guide.logprobs_K, logprobs_K.detach())
+    return torch.where(teacher.weight_K > 0, teacher.logprobs_K, logprobs_K.detach())

@@ -16,20 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 from torch import Tensor
+
+from corrente.data.step_totals import LOCAL_TOTALS, StepTotals
 
 SLACK = 1e-5
 """Relative. Tokens drawn from one context have one entropy; float32 gives it other last digits in another micro-batch, and that
 must not decide which of them are trained on."""
 
 
-def highest(entropies: Sequence[Tensor], *, share: float) -> list[Tensor]:
-    """Per part, which tokens (K,) are at or above the quantile of all parts together."""
-    # numpy's would do as well; torch's refuses more than 2^24 values, sorting does not
-    ordered = torch.cat([part.detach().double() for part in entropies]).sort().values
+def highest(entropies: Sequence[Tensor], *, share: float, totals: StepTotals = LOCAL_TOTALS) -> list[Tensor]:
+    """Per part, which tokens (K,) are at or above the quantile of all parts of the step together."""
+    # sorted by numpy: torch.quantile refuses more than 2^24 values
+    ordered = np.sort(totals.concat(np.concatenate([part.detach().double().cpu().numpy() for part in entropies])))
     place = (1 - share) * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
-    bound = ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    bound = float(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
     return [part.detach().double() >= bound * (1 - SLACK) for part in entropies]

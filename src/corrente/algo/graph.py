@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from corrente.algo.lessons import lessons
+from corrente.algo.teacher_logprobs import align_with_row
 from corrente.data.routing import Experts, nowhere
 from corrente.data.support import join_supports
 from corrente.data.types import Completion, Episode, Row, Turn, concat_tokens
@@ -119,7 +119,7 @@ def _row(
         logprobs=np.where(mask, logprobs, np.float32(0)),
         versions=np.where(mask, versions, np.int32(0)),
         advantages=np.where(mask, advantages, np.float32(0)),
-        lessons=lessons(episode, mask, {place.turn: place.start for place in path if place.own}),
+        teachers=align_with_row(episode, mask, {place.turn: place.start for place in path if place.own}),
         support=join_supports(
             [completion and completion.support for completion in said], [place.stop - place.start for place in path]
         ),

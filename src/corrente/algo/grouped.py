@@ -102,7 +102,7 @@ class GroupedAlgorithm:
                     row
                     for row in graph.rows(group.id, seen, advantages_T=advantages_T, oldest=oldest)
                     if row.loss_mask.any()
-                    and (self._keep_zero or row.advantages.any() or (self._distills and row.lessons))
+                    and (self._keep_zero or row.advantages.any() or (self._distills and row.teachers))
                 ]
         return Batch(step=step, version=version, rows=tuple(rows), sequences=sequences, tokens=tokens)
 

@@ -10,6 +10,7 @@ Shapes: K trained tokens, flat; R rows. Masked tokens are not among the K, so wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corrente.algo import aggregate, corrections, distill, entropy, ratio
-from corrente.algo.base import Constants, Loss, TeacherBatch, Trained
+from corrente.algo.base import Constants, Loss, Trained
 from corrente.algo.kl import ESTIMATORS
 from corrente.algo.objectives import OBJECTIVES
 from corrente.algo.policy import PolicyInputs, PolicyTerm
 from corrente.algo.rows import TrainingRows
 from corrente.algo.traits import TRAITS, Aggregation, proximal_of
 from corrente.config import RunConfig
+from corrente.data.step_totals import LOCAL_TOTALS, StepTotals
 from corrente.data.types import Batch
 
 
@@ -48,17 +50,19 @@ class PolicyObjective:
             or algo.top_entropy_quantile < 1
             or (algo.num_iterations > 1 and self._proximal == "recompute")
         )
-        self.needs_lessons = distill.needs(config.distill)
+        self.needs_teachers = distill.needs(config.distill)
         self.updates = algo.num_iterations
 
-    def row_weights(self, batch: Batch) -> NDArray[np.float64]:
+    def row_weights(self, batch: Batch, *, totals: StepTotals = LOCAL_TOTALS) -> NDArray[np.float64]:
         """Factor of the token losses of each row (R,)."""
         trained_R = np.array([np.count_nonzero(row.loss_mask) for row in batch.rows], np.int64)
         share_R = np.array([row.share for row in batch.rows], np.float64)
-        sequences = share_R.sum() if self._effective else batch.sequences
+        sequences, tokens = batch.sequences, batch.tokens
+        if self._effective:
+            sequences, trained = totals.sum([float(share_R.sum()), float(trained_R.sum())])
+            tokens = int(trained)
         match self._aggregation:
             case "token":
-                tokens = int(trained_R.sum()) if self._effective else batch.tokens
                 return aggregate.token_mean(trained_R, tokens=tokens)
             case "sequence":
                 return share_R * aggregate.sequence_mean(trained_R, sequences=sequences)
@@ -67,22 +71,24 @@ class PolicyObjective:
             case _:
                 return aggregate.fixed_length(trained_R, sequences=sequences, max_tokens=self._max_tokens)
 
-    def survey(self, parts: Sequence[Trained]) -> list[Constants]:
+    def survey(self, parts: Sequence[Trained], *, totals: StepTotals = LOCAL_TOTALS) -> list[Constants]:
         """What the whole step settles; see corrections.py and entropy.py."""
         rows = [TrainingRows(part.row_K, like=part.logprobs_K) for part in parts]
         taught = [distill.advantages(part, self._distill, before_K=part.logprobs_K) for part in parts]
         found = [self._correction(part, of) for part, of in zip(taught, rows, strict=True)]
         if self._staleness.normalise:
-            found = corrections.normalised(found)
+            found = corrections.normalised(found, totals=totals)
         scales = [torch.ones_like(part.weights_K) for part in parts]
         if self._effective:
             weights = [part.weights_K for part in parts]
-            scales = corrections.effective(found, weights=weights, rows=rows, aggregation=self._aggregation)
+            scales = corrections.effective(
+                found, weights=weights, rows=rows, aggregation=self._aggregation, totals=totals
+            )
         chosen = [torch.ones_like(part.logprobs_K, dtype=torch.bool) for part in parts]
         if self._algo.top_entropy_quantile < 1:
             entropies = [part.entropy_K for part in parts if part.entropy_K is not None]
-            chosen = entropy.highest(entropies, share=self._algo.top_entropy_quantile)
-        count = sum(int(flags.sum()) for flags in chosen)
+            chosen = entropy.highest(entropies, share=self._algo.top_entropy_quantile, totals=totals)
+        (count,) = totals.sum([sum(int(flags.sum()) for flags in chosen)])
         return [
             Constants(
                 proximal_K=part.logprobs_K.detach(),
@@ -97,36 +103,14 @@ class PolicyObjective:
             for part, correction, flags, scale in zip(parts, found, chosen, scales, strict=True)
         ]
 
-    def __call__(
-        self,
-        logprobs_K: Tensor,
-        *,
-        behaviour_K: Tensor,
-        advantages_K: Tensor,
-        weights_K: Tensor,
-        row_K: Tensor | None = None,
-        lags_K: Tensor | None = None,
-        entropy_K: Tensor | None = None,
-        reference_K: Tensor | None = None,
-        guides: tuple[TeacherBatch, ...] = (),
-        constants: Constants | None = None,
-        trained: int | None = None,
-    ) -> Loss:
+    def __call__(self, part: Trained, *, constants: Constants | None = None, trained: int | None = None) -> Loss:
         """Loss of these tokens; see Objective for what it is differentiable in."""
-        part = Trained(
-            logprobs_K=logprobs_K,
-            behaviour_K=behaviour_K.detach(),
-            advantages_K=advantages_K,
-            weights_K=weights_K,
-            row_K=row_K,
-            lags_K=lags_K,
-            entropy_K=entropy_K,
-            reference_K=None if reference_K is None else reference_K.detach(),
-            guides=guides,
-        )
+        logprobs_K = part.logprobs_K
+        reference_K = None if part.reference_K is None else part.reference_K.detach()
+        part = replace(part, behaviour_K=part.behaviour_K.detach(), reference_K=reference_K)
         before_K = logprobs_K if constants is None else constants.proximal_K
         part = distill.advantages(part, self._distill, before_K=before_K)
-        rows = TrainingRows(row_K, like=logprobs_K)
+        rows = TrainingRows(part.row_K, like=logprobs_K)
         fixed = constants or self._alone(part, rows, trained or len(logprobs_K))
         proximal_K = self._proximal_of(part, constants)
         seen = PolicyInputs(
@@ -134,7 +118,7 @@ class PolicyObjective:
         )
         value = self._policy(seen, self._algo)
         gain_K = torch.where(fixed.kept_K & fixed.chosen_K, fixed.weight_K * value.value_K, 0.0)
-        total = -(weights_K * fixed.scale_K * gain_K).sum()
+        total = -(part.weights_K * fixed.scale_K * gain_K).sum()
         total = total + self._taught(part, seen, fixed) + self._penalty(part, seen) - self._bonus(part, fixed)
         return _loss(total, value, fixed)
 

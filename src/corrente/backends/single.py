@@ -1,62 +1,37 @@
-"""One device: AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over all parameters that require a gradient.
-
-Weight decay applies to matrices alone; biases and norm gains have one dimension and are left out, as is usual.
-It shards nothing and moves nothing off the device.
-"""
+"""One device: parameters, gradients and moments are whole, in one process. It shards nothing and moves nothing off the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import Tensor, nn
 
 from corrente import config
+from corrente.backends.adamw import AdamW
+from corrente.data.step_totals import LOCAL_TOTALS, StepTotals
 
 
 class SingleDevice:
     """Implements ``backends.base.Backend``."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, learner: config.LearnerConfig) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
-        matrices = [p for p in self._parameters if p.ndim >= 2]
-        others = [p for p in self._parameters if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": learner.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=learner.lr,
-            betas=learner.betas,
-            eps=learner.eps,
-            fused=all(p.is_floating_point() for p in self._parameters),
-        )
+    def __init__(self, settings: config.Single, *, learner: config.LearnerConfig) -> None:
+        self.totals: StepTotals = LOCAL_TOTALS
+        self._learner = learner
+        self._prepared: list[nn.Module] = []
+
+    def prepare(self, policy: nn.Module) -> nn.Module:
+        self._prepared.append(policy)
+        return policy
+
+    def optimizer(self, policy: nn.Module) -> AdamW:
+        return AdamW(policy, learner=self._learner)
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def accumulate(self, loss: Tensor) -> None:
         loss.backward()
 
-    def norm(self) -> float:
-        return float(torch.nn.utils.get_total_norm(self._gradients(), foreach=True))
-
-    def step(self, *, lr: float, norm: float, max_norm: float) -> None:
-        if 0 < max_norm < norm:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, torch.tensor(norm), foreach=True)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
-        self.discard()
-
     def discard(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def state(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See Backend.restore. What is kept of each parameter is that of ``state``; the settings are the config's."""
-        settings = [{key: group[key] for key in group if key != "params"} for group in self._optimizer.param_groups]
-        self._optimizer.load_state_dict(state)
-        for group, ours in zip(self._optimizer.param_groups, settings, strict=True):
-            group.update(ours)
-
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self._parameters if p.grad is not None]
+        for policy in self._prepared:
+            policy.zero_grad(set_to_none=True)

@@ -21,7 +21,7 @@ from corrente.controller.parts import Parts
 from corrente.controller.request_gate import RequestGate
 from corrente.data.types import Completion, Episode, Group, Prompt, Request
 from corrente.engine.base import Engine
-from corrente.env.base import Env, Played, finite
+from corrente.env.base import Env, PlayedEpisode, finite_reward
 from corrente.errors import (
     DeadlineError,
     GenerationError,
@@ -61,7 +61,7 @@ class Player:
     async def group(self, ticket: int, admission: Admission, *, seed: int, releases: AsyncExitStack) -> Group:
         """Play the episodes of ``admission``, all at once. The group has all of them, failed ones included, in order.
 
-        ``releases`` collects ``Played.release`` of each; the caller closes it when the group is scored.
+        ``releases`` collects ``PlayedEpisode.release`` of each; the caller closes it when the group is scored.
         """
         prompt, partials = admission.prompt, admission.partials
         episodes: list[Episode | None] = [None] * len(partials)
@@ -98,7 +98,7 @@ class Player:
         """
         blank = Episode(prompt_id=prompt.id, group_id=group, index=index)
         partial = partial or PartialRollout()
-        played: Played | None = None
+        played: PlayedEpisode | None = None
         failure: BaseException = DeadlineError(f"no result within limits.episode_s = {self._deadline_s} s")
         clock = anyio.CancelScope()
         try:
@@ -224,19 +224,19 @@ def _call(entry: RequestRecord) -> tuple[str, int]:
     return entry.id, entry.written
 
 
-def _with_rewards(played: Played) -> Played:
+def _with_rewards(played: PlayedEpisode) -> PlayedEpisode:
     """``played`` with its rewards as floats. Raises RolloutError for one that is not a finite number."""
     name = "the environment"
     for step in played.step_scores:
-        finite(step.score, name)
+        finite_reward(step.score, name)
     return msgspec.structs.replace(
         played,
-        rewards={key: None if value is None else finite(value, name) for key, value in played.rewards.items()},
-        agent_rewards={agent: finite(value, name) for agent, value in played.agent_rewards.items()},
+        rewards={key: None if value is None else finite_reward(value, name) for key, value in played.rewards.items()},
+        agent_rewards={agent: finite_reward(value, name) for agent, value in played.agent_rewards.items()},
     )
 
 
-def _episode(blank: Episode, played: Played) -> Episode:
+def _episode(blank: Episode, played: PlayedEpisode) -> Episode:
     return msgspec.structs.replace(
         blank,
         turns=played.turns,

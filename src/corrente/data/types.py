@@ -211,20 +211,22 @@ class StepScore(msgspec.Struct, frozen=True):
     score: float
 
 
-class TeacherTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A teacher's log-probs of the completion of ``turn`` (T,), at its own temperature, each token given all that precedes it.
+class TeacherLogprobs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One teacher's log-probs of the tokens of a sampled turn, or of a row (L,), each token given all that precedes it.
 
-    ``logprobs`` (T,) are of the tokens that were sampled; ``top_ids`` and ``top_logprobs`` (T, K) are the teacher's K likeliest
-    at the same places, likeliest first; K = 0 unless asked for. ``teacher`` is the name of the scorer, ``weight`` what it counts
-    beside other teachers, ``version`` that of its weights, where they have one.
+    ``logprobs`` (L,) are of the tokens in place, at the teacher's own temperature; ``top_ids`` and ``top_logprobs`` (L, J) are
+    the teacher's J likeliest tokens at the same places, likeliest first; J = 0 unless asked for. In a row all three are zero
+    where the row's ``loss_mask`` is not set. ``teacher``: the name of the scorer. ``weight``: how much it counts among other
+    teachers. ``turn``: index into Episode.turns; None in a row, which may join several turns. ``version``: of the teacher's
+    weights, where they have one. Raises AlignmentError where the arrays differ in length.
     """
 
     teacher: str
-    turn: int
     logprobs: Floats
     top_ids: Tokens
     top_logprobs: Floats
     weight: float = 1.0
+    turn: int | None = None
     version: int | None = None
 
     def __post_init__(self) -> None:
@@ -259,7 +261,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     env_rewards: dict[str, float | None] = {}
     agent_rewards: dict[str, float] = {}
     step_scores: tuple[StepScore, ...] = ()
-    taught: tuple[TeacherTurn, ...] = ()
+    taught: tuple[TeacherLogprobs, ...] = ()
     extra: dict[str, Any] = {}
     cut: bool = False
     environment: Any = None
@@ -314,26 +316,16 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return sum(e.sampled_tokens for e in self.episodes)
 
 
-class TeacherRow(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What one teacher says of a row, aligned with its tokens: ``logprobs`` (L,), ``top_ids`` and ``top_logprobs`` (L, K), as in
-    Taught; zero where the row's ``loss_mask`` is not set. ``weight``: what it counts beside other teachers of the row."""
-
-    teacher: str
-    logprobs: Floats
-    top_ids: Tokens
-    top_logprobs: Floats
-    weight: float = 1.0
-
-
 class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One sequence to train on: everything aligned with ``tokens`` (L,).
 
     ``loss_mask`` (L,) marks sampled tokens that may be trained on; ``logprobs``, ``versions`` and ``advantages`` (L,) are
-    meaningful where it is set, and zero elsewhere. ``lessons``: one per teacher of the episode. ``support``: what the tokens were
-    drawn from; None: nothing was cut off. ``experts`` (L, layers, k): which a token was sent to when it was read, as far as this
-    is known; None: as the weights say. ``mixed`` (L,): sampled after weights had landed in the middle of its completion, so
-    behind tokens of an older version; None: no token was. ``share``: the part of its sequence's trained tokens that is in this
-    row, below 1 where what one agent said forked into several; they count as one sequence. Of several agents in a row, the sum.
+    meaningful where it is set, and zero elsewhere. ``teachers``: one entry per teacher of the episode. ``support``: what the
+    tokens were drawn from; None: nothing was cut off. ``experts`` (L, layers, k): which a token was sent to when it was read, as
+    far as this is known; None: as the weights say. ``mixed`` (L,): sampled after weights had landed in the middle of its
+    completion, so behind tokens of an older version; None: no token was. ``share``: the part of its sequence's trained tokens
+    that is in this row, below 1 where what one agent said forked into several; they count as one sequence. Of several agents in a
+    row, the sum.
     """
 
     group: int
@@ -342,7 +334,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     logprobs: Floats
     versions: Tokens
     advantages: Floats
-    lessons: tuple[TeacherRow, ...] = ()
+    teachers: tuple[TeacherLogprobs, ...] = ()
     support: Support | None = None
     experts: Experts | None = None
     mixed: Mask | None = None
@@ -354,10 +346,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             value = getattr(self, name)
             if value is not None and len(value) != length:
                 raise AlignmentError(f"row of {length} tokens has {len(value)} {name}")
-        for lesson in self.lessons:
-            for name in ("logprobs", "top_ids", "top_logprobs"):
-                if len(getattr(lesson, name)) != length:
-                    raise AlignmentError(f"row of {length} tokens has {len(getattr(lesson, name))} {name} of a teacher")
+        for teacher in self.teachers:
+            if len(teacher.logprobs) != length:
+                raise AlignmentError(f"row of {length} tokens has {len(teacher.logprobs)} logprobs of a teacher")
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):

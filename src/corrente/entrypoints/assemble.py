@@ -101,7 +101,7 @@ async def open_parts(
         workers_of.open(config, tell=sink.event) as workers,
     ):
         if workers.teacher is not None:
-            self_teacher.lend(workers.teacher)
+            self_teacher.fill(workers.teacher)
         yield Parts(
             plan=derive_plan(config),
             prompts=text.prompts,
@@ -166,7 +166,7 @@ def _open_envs(config: RunConfig, inputs: RunInputs, text: _Text, sink: Sink) ->
 @asynccontextmanager
 async def _open_scorer(config: RunConfig, inputs: RunInputs) -> AsyncGenerator[tuple[Scorer, Any]]:
     """The scorer, and the place in it for a teacher that the runtime starts (reward.scorers of kind self_teacher)."""
-    self_teacher = load_object("corrente.score.teacher:Borrowed")()
+    self_teacher = load_object("corrente.score.teacher:TeacherSlot")()
     open_scorer = load_object("corrente.score.build:open_scorer")
     logs = run_folder_path(config) / "logs"
     async with open_scorer(config, functions=inputs.reward_functions, logs=logs, own=self_teacher) as scorer:

@@ -81,7 +81,7 @@ def check_config(config: RunConfig, inputs: RunInputs = NO_INPUTS) -> None:
         _eval,
     ):
         judge(config)
-    env_checks.check(config, **inputs.env_objects())
+    env_checks.check_env_settings(config, **inputs.env_objects())
     _prompts(config, inputs)
 
 
@@ -255,8 +255,8 @@ def _prompts(config: RunConfig, inputs: RunInputs) -> None:
         chat_template.read_template(config.chat.template)
     played_in = isinstance(config.env, Environments)  # it may give rewards of its own
     rewarded = played_in or inputs.env is not None or inputs.environment_factory is not None
-    score_checks.check(config, inputs.reward_functions, rewarded=rewarded)
-    needs = score_checks.columns(config, inputs.reward_functions)
+    score_checks.check_reward_settings(config, inputs.reward_functions, rewarded=rewarded)
+    needs = score_checks.needed_columns(config, inputs.reward_functions)
     _named("eval.sources", config.eval.sources, needs)
     if inputs.train_dataset is not None:
         for brought in (inputs.train_dataset, inputs.eval_dataset):
@@ -281,7 +281,7 @@ def _prompts(config: RunConfig, inputs: RunInputs) -> None:
 def check_loaded_prompts(config: RunConfig, prompt: Prompt, functions: Sequence[Callable[..., object]] = ()) -> None:
     """What only the data tells: raise ConfigError if a function or judge asks for a column that ``prompt``, one of a dataset's,
     does not have. ``functions`` replace reward.functions."""
-    _columns(score_checks.columns(config, functions), frozenset(prompt.fields), "the dataset")
+    _columns(score_checks.needed_columns(config, functions), frozenset(prompt.fields), "the dataset")
 
 
 def _named(
@@ -351,7 +351,7 @@ def _brought(brought: Any, needs: score_checks.Needs, *, column: str) -> None:
 
 
 def _columns(needs: score_checks.Needs, columns: frozenset[str], source: str) -> None:
-    for reserved in score_checks.GIVEN:
+    for reserved in score_checks.OFFERED_ARGUMENTS:
         if reserved in columns:
             raise ConfigError(
                 f"{source}: rename the column {reserved!r}; reward functions are given another of that name"

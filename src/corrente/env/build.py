@@ -1,4 +1,4 @@
-"""From a config's ``env`` section, and what a caller gives as objects, to how prompts are played."""
+"""Builds the Envs of a run from the config's ``env`` section and the objects that a caller hands over."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from corrente.config.env import Environments, EnvRules, Tools
 from corrente.config.env import SingleTurn as Single
 from corrente.data.types import Sampling
 from corrente.env.base import Env
-from corrente.env.chat_renderer import ChatRenderer, Hf
+from corrente.env.chat_renderer import ChatRenderer, HasTokenizer
 from corrente.env.conversation import Conversation, EnvSetup
 from corrente.env.instance import EnvInstance
 from corrente.env.pool import InstancePool, Tell
 from corrente.env.single import SingleTurnEnv
-from corrente.env.tools import Offload, run, schema, within
+from corrente.env.tools import Offload, call_function, tool_schema, with_deadline
 from corrente.errors import ConfigError
 from corrente.models.limits import context
 from corrente.prompts.base import ChatEncoder, Tool
@@ -39,7 +39,7 @@ async def open_env(
     environment_factory: EnvironmentFactory | None = None,
     env: Env | None = None,
     chat: ChatEncoder,
-    tokenizer: Hf,
+    tokenizer: HasTokenizer,
     samplings: Mapping[str, Sampling],
     tell: Tell,
     shown: bool = True,
@@ -54,85 +54,83 @@ async def open_env(
     if env is not None:
         yield dict.fromkeys(samplings, env)
         return
-    rules = rules_of(config, tools=tools, environment_factory=environment_factory)
+    rules = resolve_env_rules(config, tools=tools, environment_factory=environment_factory)
     if isinstance(rules, Single):
         yield {name: SingleTurnEnv(sampling) for name, sampling in samplings.items()}
         return
-    opening = _Opening(rules, tell=tell, offload=offload or DaemonThreads(limit=rules.at_once))
+    builder = _SetupBuilder(rules, tell=tell, offload=offload or DaemonThreads(limit=rules.at_once))
     try:
-        settings = await opening.settings(chat, tokenizer, tools=tools, environment_factory=environment_factory)
+        setups = await builder.make_setups(chat, tokenizer, tools=tools, environment_factory=environment_factory)
         embedded = isinstance(config.engine, Embedded)
         room = context(Path(config.model.path), config.engine.max_context, windowed=embedded)
         yield {
-            name: Conversation(
-                settings, sampling=sampling, rules=rules, context=room, seed=config.run.seed, shown=shown
-            )
+            name: Conversation(setups, sampling=sampling, rules=rules, context=room, seed=config.run.seed, shown=shown)
             for name, sampling in samplings.items()
         }
     finally:
-        await opening.close()
+        await builder.close()
 
 
-def rules_of(
+def resolve_env_rules(
     config: RunConfig, *, tools: Sequence[Callable[..., Any]], environment_factory: EnvironmentFactory | None
 ) -> Single | Tools | Environments:
-    """The section that holds, once the tools and the factory that were handed over are counted in."""
+    """The ``env`` section in force: the config's, or another kind where tools or a factory were handed over."""
     section = config.env
     if environment_factory is not None and not isinstance(section, Environments):
-        return Environments(**_common(section))
+        return Environments(**_shared_rules(section))
     if tools and isinstance(section, Single):
         return Tools()
     return section
 
 
-def _common(section: Single | Tools) -> dict[str, Any]:
+def _shared_rules(section: Single | Tools) -> dict[str, Any]:
     return msgspec.structs.asdict(section) if isinstance(section, Tools) else {}
 
 
-def _mentions(chat: ChatEncoder, tools: Sequence[Tool]) -> bool:
-    """Whether a conversation reads otherwise where tools are offered."""
+def _renders_tools(chat: ChatEncoder, tools: Sequence[Tool]) -> bool:
+    """True if the chat template renders a conversation differently where tools are offered."""
     asked = [{"role": "user", "content": "?"}]
     return chat.render(asked, tools=tools) != chat.render(asked, tools=())
 
 
-class _Opening:
-    """Settings as they are made, and their pools, to be closed."""
+class _SetupBuilder:
+    """Makes one EnvSetup per environment, and closes their pools at the end."""
 
     def __init__(self, rules: EnvRules, *, tell: Tell, offload: Offload) -> None:
         self._rules, self._tell, self._offload = rules, tell, offload
         self._pools: list[InstancePool] = []
 
-    async def settings(
+    async def make_setups(
         self,
         chat: ChatEncoder,
-        tokenizer: Hf,
+        tokenizer: HasTokenizer,
         *,
         tools: Sequence[Callable[..., Any]],
         environment_factory: EnvironmentFactory | None,
     ) -> dict[str, EnvSetup]:
-        """By the name of the environment; "" where there is one for all."""
+        """Make the setups, by the name of their environment; "" where there is one for all prompts."""
         rules = self._rules
         named = [import_callable(name, key="env.functions") for name in rules.functions]
         functions = tuple(tools) or tuple(named)
         out: dict[str, EnvSetup] = {}
         for name, factory in self._factories(environment_factory).items():
             limit = rules.instances if isinstance(rules, Environments) else 0
-            pool = InstancePool(partial(self._make, factory, functions), limit=limit, tell=self._tell)
+            pool = InstancePool(partial(self._make_instance, factory, functions), limit=limit, tell=self._tell)
             self._pools.append(pool)
-            probe = await pool.take()
-            pool.rest(probe)
-            await pool.give_back(probe)
-            schemas = tuple(schema(function) for function in probe.functions)
-            voice = ChatRenderer(chat, tokenizer, tools=schemas, calls=rules.calls)
-            voice.check(kept=rules.history == "kept")
-            if schemas and not _mentions(chat, schemas):
+            probe = await pool.acquire()
+            pool.end_episode(probe)
+            await pool.release(probe)
+            schemas = tuple(tool_schema(function) for function in probe.functions)
+            renderer = ChatRenderer(chat, tokenizer, tools=schemas, calls=rules.calls)
+            renderer.check_format(keep_history=rules.history == "kept")
+            if schemas and not _renders_tools(chat, schemas):
                 names = ", ".join(function.__name__ for function in probe.functions)
                 self._tell(
                     "warning",
                     f"the chat template does not render tools, so the policy is not told of {names}, unless a message does that; "
                     "chat.template names another template",
                 )
-            out[name] = EnvSetup(pool=pool, voice=voice)
+            out[name] = EnvSetup(pool=pool, renderer=renderer)
         return out
 
     def _factories(self, factory: Any) -> dict[str, Callable[[], Any] | None]:
@@ -142,12 +140,16 @@ class _Opening:
             factory = partial(import_callable(self._rules.factory, key="env.factory"), **self._rules.options)
         return dict(factory) if isinstance(factory, Mapping) else {"": factory}
 
-    async def _make(self, factory: Callable[[], Any] | None, functions: tuple[Callable[..., Any], ...]) -> EnvInstance:
+    async def _make_instance(
+        self, factory: Callable[[], Any] | None, functions: tuple[Callable[..., Any], ...]
+    ) -> EnvInstance:
         deadline_s = self._rules.deadline_s
         made = None
         if factory is not None:
-            call = run(factory, {}, offload=self._offload)
-            made = await within(deadline_s, call, f"env.factory: nothing made within env.deadline_s = {deadline_s:g} s")
+            call = call_function(factory, {}, offload=self._offload)
+            made = await with_deadline(
+                deadline_s, call, f"env.factory: nothing made within env.deadline_s = {deadline_s:g} s"
+            )
             if made is None:
                 raise ConfigError("env.factory: it made None; it must make an environment")
         return EnvInstance(made, functions=functions, offload=self._offload, deadline_s=deadline_s)

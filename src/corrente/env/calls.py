@@ -1,11 +1,11 @@
-"""Which tools a turn of the policy calls: read from its text, in the format its chat template teaches.
+"""Reads the tool calls out of a turn of the policy, in the format its chat template teaches.
 
 hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, text around.    Hermes, Qwen 2.5 and 3
 llama3    {"name": ..., "parameters": {...}} as the whole answer, several joined by ";"                  Llama 3.1 and later
 native    what the tokenizer's response template says (transformers), where it has one
 pattern   a regular expression with a group "json", or groups "name" and "arguments"
 
-What looks like a call and cannot be read is a call too: one with an ``error``, which the policy is told, and can learn from.
+Text that looks like a call and cannot be read is a call with an ``error``. The policy reads the error, and can learn from it.
 """
 
 from __future__ import annotations
@@ -22,86 +22,88 @@ from corrente.errors import ConfigError
 
 PYTHON_TAG = "<|python_tag|>"
 LLAMA3 = (PYTHON_TAG, '"parameters": dictionary')
-"""What chat templates say that teach Llama's format."""
+"""Texts that only chat templates of Llama's format contain."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call: a name and arguments; or why it cannot be read."""
+    """One call: a name and arguments, or the reason why it cannot be read."""
 
     name: str = ""
     arguments: dict[str, Any] = {}
     error: str = ""
 
-    def message(self) -> dict[str, Any]:
-        """As a chat message lists it."""
+    def as_message(self) -> dict[str, Any]:
+        """Render the call as an entry of a chat message's ``tool_calls``."""
         return {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-class Parsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn taken apart: its calls, in order, and the text that is none."""
+class ParsedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a turn: its calls, in order, and the text around them."""
 
     content: str
     calls: tuple[ToolCall, ...] = ()
 
 
-class Parser(Protocol):
-    """Takes a turn apart. ``before``: the text of its context, which may have begun it."""
+class TurnParser(Protocol):
+    """Splits a turn into content and calls. ``before``: the text of its context, which may hold the turn's beginning."""
 
-    def __call__(self, text: str, *, before: str = "") -> Parsed: ...
+    def __call__(self, text: str, *, before: str = "") -> ParsedTurn: ...
 
 
-def plain(text: str, *, before: str = "") -> Parsed:
-    """There are no tools, so nothing is a call."""
-    return Parsed(content=text)
+def parse_plain_text(text: str, *, before: str = "") -> ParsedTurn:
+    """Parse a turn where there are no tools: all of it is content."""
+    return ParsedTurn(content=text)
 
 
 _HERMES = re.compile(r"<tool_call>(?P<json>.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
-def hermes(text: str, *, before: str = "") -> Parsed:
-    """See the module. A call that is not closed is one that cannot be read."""
-    return by_pattern(_HERMES)(text)
+def parse_hermes(text: str, *, before: str = "") -> ParsedTurn:
+    """Parse the Hermes format; see the module. A call without its closing tag is one that cannot be read."""
+    return pattern_parser(_HERMES)(text)
 
 
-def by_pattern(pattern: re.Pattern[str]) -> Parser:
-    """Calls are what ``pattern`` finds, and the content is what it leaves."""
+def pattern_parser(pattern: re.Pattern[str]) -> TurnParser:
+    """Make a parser whose calls are the matches of ``pattern``; the rest of the text is content."""
 
-    def parse(text: str, *, before: str = "") -> Parsed:
-        found = [_found(match.groupdict()) for match in pattern.finditer(text)]
-        return Parsed(content=pattern.sub("", text).strip() if found else text, calls=tuple(found))
+    def parse(text: str, *, before: str = "") -> ParsedTurn:
+        found = [_call_from_match(match.groupdict()) for match in pattern.finditer(text)]
+        return ParsedTurn(content=pattern.sub("", text).strip() if found else text, calls=tuple(found))
 
     return parse
 
 
-def llama3(text: str, *, before: str = "") -> Parsed:
-    """See the module. An answer that does not begin like a call is none."""
+def parse_llama3(text: str, *, before: str = "") -> ParsedTurn:
+    """Parse the format of Llama 3; see the module. An answer that does not begin like a call is content."""
     body = text.strip()
     tagged = body.startswith(PYTHON_TAG)
     body = body.removeprefix(PYTHON_TAG).strip()
     if not tagged and not re.match(r'\{\s*"(name|type|function|parameters)"', body):
-        return Parsed(content=text)
-    return Parsed(content="", calls=tuple(_objects(body)))
+        return ParsedTurn(content=text)
+    return ParsedTurn(content="", calls=tuple(_calls_from_objects(body)))
 
 
-def native(parse_response: Callable[[str, str], Mapping[str, Any]]) -> Parser:
-    """Through the tokenizer: ``parse_response(text, before)`` gives a message, and raises ValueError for what cannot be read."""
+def native_parser(parse_response: Callable[[str, str], Mapping[str, Any]]) -> TurnParser:
+    """Make a parser of the tokenizer's ``parse_response(text, before)``, which raises ValueError for text it cannot read."""
 
-    def parse(text: str, *, before: str = "") -> Parsed:
+    def parse(text: str, *, before: str = "") -> ParsedTurn:
         try:
             message = parse_response(text, before)
         except ValueError as error:
-            return Parsed(content=text, calls=(ToolCall(error=_one_line(error)),))
+            return ParsedTurn(content=text, calls=(ToolCall(error=_first_line(error)),))
         calls = message.get("tool_calls") or ()
-        return Parsed(content=str(message.get("content") or ""), calls=tuple(_read(call) for call in calls))
+        return ParsedTurn(
+            content=str(message.get("content") or ""), calls=tuple(_call_from_value(call) for call in calls)
+        )
 
     return parse
 
 
-def choose(how: str, *, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> Parser:
+def choose_parser(how: str, *, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> TurnParser:
     """The parser that ``env.calls`` asks for. ConfigError where there is none of that name."""
 
-    def through(template: Mapping[str, Any] | None) -> Parser:
-        return native(
+    def through(template: Mapping[str, Any] | None) -> TurnParser:
+        return native_parser(
             lambda text, before: tokenizer.parse_response(text, template, prefix=before, tools=[dict(t) for t in tools])
         )
 
@@ -112,9 +114,9 @@ def choose(how: str, *, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> P
         how = "native" if has_native else "llama3" if llama else "hermes"
     match how:
         case "hermes":
-            return hermes
+            return parse_hermes
         case "llama3":
-            return llama3
+            return parse_llama3
         case "native":
             if not has_native:
                 raise ConfigError(
@@ -122,18 +124,18 @@ def choose(how: str, *, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> P
                 )
             return through(None)
         case _:
-            return through(_template(how)) if how.endswith(".json") else by_pattern(compiled(how))
+            return through(_read_template(how)) if how.endswith(".json") else pattern_parser(compile_call_pattern(how))
 
 
-def verify(how: str) -> None:
-    """ConfigError for an ``env.calls`` that cannot be."""
+def verify_call_format(how: str) -> None:
+    """Raise ConfigError for an ``env.calls`` that names no format."""
     if how.endswith(".json"):
-        _template(how)
+        _read_template(how)
     elif how not in ("auto", "hermes", "llama3", "native"):
-        compiled(how)
+        compile_call_pattern(how)
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def compile_call_pattern(pattern: str) -> re.Pattern[str]:
     """The regular expression, which must say where in a match the call is."""
     try:
         found = re.compile(pattern, re.DOTALL)
@@ -148,7 +150,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return found
 
 
-def _template(path: str) -> dict[str, Any]:
+def _read_template(path: str) -> dict[str, Any]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -158,34 +160,34 @@ def _template(path: str) -> dict[str, Any]:
     return found
 
 
-def _found(groups: Mapping[str, str | None]) -> ToolCall:
+def _call_from_match(groups: Mapping[str, str | None]) -> ToolCall:
     if groups.get("json") is not None:
-        return _from_json(str(groups["json"]))
-    return _read({"name": groups.get("name"), "arguments": (groups.get("arguments") or "").strip() or "{}"})
+        return _call_from_json(str(groups["json"]))
+    return _call_from_value({"name": groups.get("name"), "arguments": (groups.get("arguments") or "").strip() or "{}"})
 
 
-def _from_json(text: str) -> ToolCall:
+def _call_from_json(text: str) -> ToolCall:
     try:
-        return _read(json.loads(text))
+        return _call_from_value(json.loads(text))
     except ValueError as error:
-        return ToolCall(error=f"this is not JSON: {_one_line(error)}")
+        return ToolCall(error=f"this is not JSON: {_first_line(error)}")
 
 
-def _objects(text: str) -> Iterator[ToolCall]:
-    """JSON objects one after another, ";" between them."""
+def _calls_from_objects(text: str) -> Iterator[ToolCall]:
+    """Read JSON objects one after another, separated by ";"."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         try:
             value, end = decoder.raw_decode(text, at)
         except ValueError as error:
-            yield ToolCall(error=f"this is not JSON: {_one_line(error)}")
+            yield ToolCall(error=f"this is not JSON: {_first_line(error)}")
             return
-        yield _read(value)
+        yield _call_from_value(value)
         at = len(text) - len(text[end:].lstrip(" \n\t;,"))
 
 
-def _read(value: Any) -> ToolCall:
-    """A call of any of the usual shapes: wrapped in "function" or not, arguments an object or its JSON."""
+def _call_from_value(value: Any) -> ToolCall:
+    """Read a call of any of the usual shapes: wrapped in "function" or not, arguments as an object or as its JSON."""
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = value["function"]
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str) or not value["name"]:
@@ -196,7 +198,7 @@ def _read(value: Any) -> ToolCall:
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
-            return ToolCall(name=name, error=f"the arguments are not JSON: {_one_line(error)}")
+            return ToolCall(name=name, error=f"the arguments are not JSON: {_first_line(error)}")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping):
@@ -204,5 +206,5 @@ def _read(value: Any) -> ToolCall:
     return ToolCall(name=name, arguments={str(key): item for key, item in arguments.items()})
 
 
-def _one_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

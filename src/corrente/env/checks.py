@@ -1,4 +1,4 @@
-"""Conversations that cannot work, refused before a model is loaded. What is read is the user's modules."""
+"""Refuses ``env`` settings that cannot work, before a model is loaded. It imports the user's modules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from corrente.env import calls
 from corrente.env.base import Env
 from corrente.errors import ConfigError
 
-__all__ = ["check"]
+__all__ = ["check_env_settings"]
 
 
-def check(
+def check_env_settings(
     config: RunConfig,
     *,
     tools: Sequence[Callable[..., Any]] = (),
@@ -28,10 +28,10 @@ def check(
         raise ConfigError(
             "env, tools and environment_factory are given: an env is played as it is; leave the other two out"
         )
-    _objects(tools, environment_factory)
+    _check_objects(tools, environment_factory)
     if isinstance(section, SingleTurn) or env is not None:
         return
-    calls.verify(section.calls)
+    calls.verify_call_format(section.calls)
     names = [import_callable(name, key="env.functions").__name__ for name in section.functions]
     for at, name in enumerate(names):
         if name in names[:at]:
@@ -50,7 +50,7 @@ def check(
         )
 
 
-def _objects(tools: Sequence[Callable[..., Any]], factory: Any) -> None:
+def _check_objects(tools: Sequence[Callable[..., Any]], factory: Any) -> None:
     for tool in tools:
         if not callable(tool):
             raise ConfigError(f"tools: {tool!r} given; each must be a function, with type hints and a docstring")

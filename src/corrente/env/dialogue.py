@@ -1,6 +1,6 @@
-"""One speaker's view of a conversation, in the tokens it really read and wrote.
+"""One speaker's view of a conversation, in the tokens that were read and sampled.
 
-What was sampled is never tokenised again. The context of the next turn is the tokens so far, with those of what the chat template
+Sampled tokens are never tokenised again. The context of the next turn is the tokens so far, with those of what the chat template
 adds for new messages: the conversation is rendered as text, and where that begins with the text of the tokens so far, only the
 rest is encoded. A template may also rewrite what was said (take the thinking out of older turns, trim, print calls in its own
 way), and then the policy is to read what it will read in use. With history "rendered" the conversation then *forks*: the whole of
@@ -28,7 +28,7 @@ History = Literal["rendered", "kept"]
 
 
 class SampledTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A sampled turn: its index among the turns, as a chat message, and the calls in it, those that cannot be read included."""
+    """A sampled turn: its index among the turns, its chat message, and its calls, those that cannot be read included."""
 
     turn: int
     message: dict[str, Any]
@@ -36,7 +36,9 @@ class SampledTurn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Dialogue:
-    """``turns`` is the episode's list, which several dialogues may share; each adds its own, with parents. ``opening``: the
+    """The turns and the context of one speaker.
+
+    ``turns`` is the episode's list, which several dialogues may share; each adds its own, with parents. ``opening``: the
     messages before the first turn. ``tokens``: the prompt's, used where they are what the opening is rendered to.
 
     RolloutError where the template refuses the messages.
@@ -44,7 +46,7 @@ class Dialogue:
 
     def __init__(
         self,
-        voice: ChatRenderer,
+        renderer: ChatRenderer,
         turns: list[Turn],
         opening: Sequence[Message],
         *,
@@ -52,42 +54,42 @@ class Dialogue:
         history: History = "rendered",
         tokens: Tokens | None = None,
     ) -> None:
-        self._voice, self._turns, self._speaker, self._history = voice, turns, speaker, history
+        self._renderer, self._turns, self._speaker, self._history = renderer, turns, speaker, history
         open_ended = bool(opening) and opening[-1].get("role") == "assistant"
         self._begun = str(opening[-1].get("content") or "") if open_ended else ""
-        """How the opening begins the first turn."""
+        """Text of the opening that begins the first turn."""
         self._raw: list[Message] = list(opening[:-1] if open_ended else opening)
-        """The messages, what was sampled as it is."""
+        """The messages, with sampled text as it was sampled."""
         self._structured: list[Message] = list(self._raw)
-        """The messages, what was sampled taken apart."""
-        self._text, ids = voice.opening(opening)
+        """The messages, with sampled text split into content and calls."""
+        self._text, ids = renderer.render_opening(opening)
         self.opening_text = self._text
-        """The first context as the template wrote it."""
+        """Text of the first context."""
         opened = np.array(ids, np.int32)
         self.opening: Tokens = tokens if tokens is not None and np.array_equal(tokens, opened) else opened
         """The first context (T0,)."""
         self.context: Tokens = self.opening
-        """All that the next turn is sampled after (T,)."""
+        """The tokens that the next turn is sampled after (T,)."""
         self.forks = 0
-        """How often the conversation began anew."""
-        self.spent = 0
-        """Tokens sampled and given since the opening, also those that a fork left out; of a fork, what it made longer."""
+        """Number of times the conversation was rendered anew."""
+        self.tokens_spent = 0
+        """Tokens since the opening, sampled and not, those that a fork dropped included; of a fork, only the tokens it added."""
         self._ended = False
-        self._leaf = self._add(Turn(speaker=_role(opening), tokens=self.opening, parent=-1 if turns else None))
+        self._leaf = self._add(Turn(speaker=_last_role(opening), tokens=self.opening, parent=-1 if turns else None))
 
     @property
     def after_opening(self) -> int:
         """Tokens of the context beyond the first one."""
         return len(self.context) - len(self.opening)
 
-    def say(self, completion: Completion) -> SampledTurn:
+    def add_sampled_turn(self, completion: Completion) -> SampledTurn:
         """Record a sampled turn."""
-        content = self._voice.said(completion)
-        parsed = self._voice.parsed(content, before=self._text)
+        content = self._renderer.completion_text(completion)
+        parsed = self._renderer.parse_turn(content, before=self._text)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if self._speaker != "policy":
             message["name"] = self._speaker
-        if readable := [call.message() for call in parsed.calls if not call.error]:
+        if readable := [call.as_message() for call in parsed.calls if not call.error]:
             message["tool_calls"] = readable
         begun, self._begun = self._begun, ""
         self._raw.append({"role": "assistant", "content": begun + content})
@@ -95,20 +97,20 @@ class Dialogue:
         turn = Turn(speaker=self._speaker, tokens=completion.tokens, completion=completion, parent=self._leaf)
         self._leaf = self._add(turn)
         self.context = np.concatenate([self.context, completion.tokens])
-        self.spent += len(completion.tokens)
-        text = self._voice.text(completion.tokens)
+        self.tokens_spent += len(completion.tokens)
+        text = self._renderer.decode_tokens(completion.tokens)
         self._text, self._ended = self._text + text, text != content
         return SampledTurn(turn=self._leaf, message=message, calls=parsed.calls)
 
-    def hear(self, messages: Sequence[Message]) -> None:
-        """What the others say now; afterwards the context ends where the next turn begins."""
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        """Add the messages of others; afterwards the context ends where the next turn begins."""
         self._raw += messages
         self._structured += messages
-        role, refused = _role(messages), None
+        role, refused = _last_role(messages), None
         anew = ""
-        for history in (self._raw, self._structured) if self._voice.shows_tools else (self._raw,):
+        for history in (self._raw, self._structured) if self._renderer.shows_tools else (self._raw,):
             try:
-                anew = self._voice.render(history)
+                anew = self._renderer.render(history)
             except RolloutError as error:
                 refused = error
                 continue
@@ -121,26 +123,26 @@ class Dialogue:
         return self._fork(anew, role)
 
     def _append(self, added: str, role: str) -> None:
-        tokens = np.array(self._voice.encode(added), np.int32)
+        tokens = np.array(self._renderer.encode(added), np.int32)
         self._leaf = self._add(Turn(speaker=role, tokens=tokens, parent=self._leaf))
         self.context, self._text = np.concatenate([self.context, tokens]), self._text + added
-        self.spent += len(tokens)
+        self.tokens_spent += len(tokens)
 
     def _fork(self, text: str, role: str) -> None:
         self.forks += 1
-        before, self.context = len(self.context), np.array(self._voice.encode(text), np.int32)
-        self.spent, self._text = self.spent + max(0, len(self.context) - before), text
+        before, self.context = len(self.context), np.array(self._renderer.encode(text), np.int32)
+        self.tokens_spent, self._text = self.tokens_spent + max(0, len(self.context) - before), text
         self._leaf = self._add(Turn(speaker=role, tokens=self.context, parent=-1))
 
     def _added(self, messages: Sequence[Message]) -> str:
-        """What the template writes for ``messages`` after a turn, less the end that was sampled."""
-        added = self._voice.after_turn(messages)
-        return added[len(self._voice.leading_special(added)) :] if self._ended else added
+        """Text that the template adds for ``messages`` after a turn, without the end token that was sampled."""
+        added = self._renderer.after_turn(messages)
+        return added[len(self._renderer.leading_special(added)) :] if self._ended else added
 
     def _add(self, turn: Turn) -> int:
         self._turns.append(turn)
         return len(self._turns) - 1
 
 
-def _role(messages: Sequence[Message]) -> str:
+def _last_role(messages: Sequence[Message]) -> str:
     return str(messages[-1].get("role", "user")) if messages else "user"

@@ -1,7 +1,7 @@
-"""Environments that are talked to: a message in, a message and a reward out.
+"""The Environment protocol: a message in, a message and a reward out.
 
-The smallest interface a game, a simulator or a user of the policy can have. Tokens are none of its business: ``conversation``
-renders what it says with the chat template and keeps what the policy says as it was sampled.
+The smallest interface a game, a simulator or a user of the policy can have. It knows no tokens: ``conversation`` renders its
+messages with the chat template, and keeps the policy's tokens as they were sampled.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import msgspec
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What an environment says. ``messages``: chat messages for the next speaker, with at least a role and a content.
+    """An environment's answer. ``messages``: chat messages for the next speaker, with at least a role and a content.
 
     ``reward``: for the message this answers; None where there is none. ``rewards``: by agent, for the episode, where several
-    play. ``done``: nothing more is asked. ``agent``: whose turn is next. ``info``: numbers become metrics, the rest is shown
-    beside the episode.
+    play. ``done``: nothing more is asked. ``agent``: whose turn is next. ``info``: numbers become metrics, the rest is
+    recorded with the episode.
     """
 
     messages: tuple[dict[str, Any], ...] = ()

@@ -1,9 +1,9 @@
 """Instances of an environment: made when they are needed, used again, never by two episodes at once, and always closed.
 
-An instance is *in play* from ``take`` to ``rest``. Where reward functions look at it, it is with them until ``give_back``, and
-not bounded: an episode's rewards may have to wait until the other episodes of its group have been played. Else it is given back
-at once, and there are never more than may be in play. An instance whose episode failed is closed and not used again: nobody knows
-what it was doing.
+An instance is *in play* from ``acquire`` to ``end_episode``. Reward functions that look at it hold it until ``release``, and
+their number is not bounded: an episode's rewards may have to wait until the other episodes of its group have been played. Else
+it is released at once, and there are never more than may be in play. An instance whose episode failed is closed and not used
+again, for its state is unknown.
 """
 
 from __future__ import annotations
@@ -21,72 +21,72 @@ Tell = Callable[[str, str], None]
 
 
 class InstancePool:
-    """``limit``: instances in play; 0: any number. ``tell`` hears of what goes wrong while one is closed."""
+    """Idle instances for reuse. ``limit``: instances in play; 0: any number. ``tell`` reports errors of closing."""
 
     def __init__(self, make: Make, *, limit: int = 0, tell: Tell = lambda level, message: None) -> None:
         self._make, self._limit, self._tell = make, limit, tell
         self._idle: list[EnvInstance] = []
-        self._places: anyio.CapacityLimiter | None = None
+        self._slots: anyio.CapacityLimiter | None = None
         self.made = self.closed = 0
 
-    async def take(self) -> EnvInstance:
-        """An instance that nobody uses; waits for one where there may not be more."""
-        place = object()
-        await self._enter(place)
+    async def acquire(self) -> EnvInstance:
+        """Take an idle instance, or make one; wait where ``limit`` are in play."""
+        slot = object()
+        await self._take_slot(slot)
         try:
-            stage = self._idle.pop() if self._idle else await self._new()
+            instance = self._idle.pop() if self._idle else await self._make_instance()
         except BaseException:
-            self._leave(place)
+            self._free_slot(slot)
             raise
-        stage.place = place
-        return stage
+        instance.pool_slot = slot
+        return instance
 
-    def rest(self, stage: EnvInstance) -> None:
-        """The episode is played; rewards may still look at the instance."""
-        self._leave(stage.place)
+    def end_episode(self, instance: EnvInstance) -> None:
+        """End the instance's time in play; reward functions may still look at it."""
+        self._free_slot(instance.pool_slot)
 
-    async def give_back(self, stage: EnvInstance) -> None:
-        """Nobody needs it any more: it may be used again."""
+    async def release(self, instance: EnvInstance) -> None:
+        """Make an instance that nobody needs any more available again."""
         if self._limit and len(self._idle) >= self._limit:
-            await self._close(stage)
+            await self._close_instance(instance)
         else:
-            self._idle.append(stage)
+            self._idle.append(instance)
 
-    async def discard(self, stage: EnvInstance) -> None:
-        """Its episode failed, or was given up. It keeps its place until it is closed."""
-        await self._close(stage)
-        self._leave(stage.place)
+    async def discard(self, instance: EnvInstance) -> None:
+        """Close an instance whose episode failed or was given up. It keeps its slot until it is closed."""
+        await self._close_instance(instance)
+        self._free_slot(instance.pool_slot)
 
     async def close(self) -> None:
-        """Close all that are idle, side by side."""
+        """Close all idle instances, concurrently."""
         idle, self._idle = self._idle, []
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for stage in idle:
-                    tasks.start_soon(self._close, stage)
+                for instance in idle:
+                    tasks.start_soon(self._close_instance, instance)
 
-    async def _new(self) -> EnvInstance:
-        stage = await self._make()
+    async def _make_instance(self) -> EnvInstance:
+        instance = await self._make()
         self.made += 1
-        return stage
+        return instance
 
-    async def _close(self, stage: EnvInstance) -> None:
-        """Within its deadline, also while the caller is cancelled."""
+    async def _close_instance(self, instance: EnvInstance) -> None:
+        """Close an instance within its deadline, also while the caller is cancelled."""
         with anyio.CancelScope(shield=True):
             try:
-                await stage.close()
+                await instance.close()
             except Exception as error:  # anybody's code; the instance is gone either way
-                self._tell("warning", f"{stage.name} could not be closed: {type(error).__name__}: {error}")
+                self._tell("warning", f"{instance.name} could not be closed: {type(error).__name__}: {error}")
         self.closed += 1
 
-    async def _enter(self, place: object) -> None:
+    async def _take_slot(self, slot: object) -> None:
         if not self._limit:
             return
-        if self._places is None:
-            self._places = anyio.CapacityLimiter(self._limit)  # belongs to an event loop, so it is made inside one
-        await self._places.acquire_on_behalf_of(place)
+        if self._slots is None:
+            self._slots = anyio.CapacityLimiter(self._limit)  # belongs to an event loop, so it is made inside one
+        await self._slots.acquire_on_behalf_of(slot)
 
-    def _leave(self, place: object) -> None:
-        if self._places is not None:
+    def _free_slot(self, slot: object) -> None:
+        if self._slots is not None:
             with suppress(RuntimeError):  # it has left already
-                self._places.release_on_behalf_of(place)
+                self._slots.release_on_behalf_of(slot)

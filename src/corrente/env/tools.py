@@ -1,7 +1,7 @@
-"""Functions the policy may call: described to it by their JSON schemas, called side by side, answered whatever happens.
+"""Functions the policy may call: described by JSON schemas, called concurrently, and always answered.
 
-A schema is made of a function's type hints and docstring (transformers' ``get_json_schema``). A call that cannot be read, a tool
-there is none of, an exception and a deadline are answers too: the policy reads what went wrong, and the episode goes on.
+A schema is made of a function's type hints and docstring (transformers' ``get_json_schema``). A call that cannot be read, an
+unknown tool, an exception and a missed deadline are answers too: the policy reads what went wrong, and the episode goes on.
 Coroutine functions run on the event loop; others in daemon threads, which a deadline gives up but cannot end: they keep their
 place under the limit until they return, and do not keep the process from ending.
 """
@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 
 
 class Toolbox:
-    """``functions`` by their names. ``offload`` runs a synchronous one. ConfigError for two of one name."""
+    """Tools by their names. ``offload`` runs a synchronous function. ConfigError for two of one name."""
 
     def __init__(self, functions: Sequence[Function], *, offload: Offload, deadline_s: float) -> None:
         self._functions: dict[str, Function] = {}
@@ -43,15 +43,15 @@ class Toolbox:
     def functions(self) -> tuple[Function, ...]:
         return tuple(self._functions.values())
 
-    async def call(
+    async def call_all(
         self, calls: Sequence[ToolCall], *, others: Sequence[str] = ()
     ) -> tuple[list[dict[str, Any]], Counter[str]]:
-        """Call all at once. A message per call, in their order, and counts: calls, failures, and failures by kind. ``others``:
-        names of tools there are besides."""
+        """Call all tools concurrently. Returns a message per call, in their order, and counts: calls, failures, failures by kind.
+        ``others``: names of tools that another toolbox has."""
         answers: list[dict[str, Any]] = [{} for _ in calls]
         counts: Counter[str] = Counter(calls=len(calls))
 
-        async def one(at: int, call: ToolCall) -> None:
+        async def answer_one(at: int, call: ToolCall) -> None:
             content, fault = await self._answer(call, others)
             answers[at] = {"role": "tool", "name": call.name or "unknown", "content": content}
             if fault:
@@ -60,41 +60,41 @@ class Toolbox:
 
         async with anyio.create_task_group() as tasks:
             for at, call in enumerate(calls):
-                tasks.start_soon(one, at, call)
+                tasks.start_soon(answer_one, at, call)
         return answers, counts
 
     async def _answer(self, call: ToolCall, others: Sequence[str]) -> tuple[str, str]:
-        """What the policy is told, and what kind of fault it tells of."""
+        """The answer to one call, and the kind of failure it reports; empty for none."""
         if call.error:
-            return _error(f"the call cannot be read: {call.error}"), "malformed"
+            return _error_text(f"the call cannot be read: {call.error}"), "malformed"
         function = self._functions.get(call.name)
         if function is None:
             known = ", ".join((*self._functions, *others)) or "none"
-            return _error(f"there is no tool {call.name!r}; there is: {known}"), "unknown"
+            return _error_text(f"there is no tool {call.name!r}; there is: {known}"), "unknown"
         try:
             with anyio.move_on_after(self._deadline_s):
-                return as_text(await run(function, call.arguments, offload=self._offload)), ""
+                return result_text(await call_function(function, call.arguments, offload=self._offload)), ""
         except Exception as error:  # a tool is anybody's code, and its failure is what the policy has to deal with
             cause = root_cause(error)
-            return _error(f"{type(cause).__name__}: {cause}"), "raised"
-        return _error(f"no answer within {self._deadline_s:g} s"), "late"
+            return _error_text(f"{type(cause).__name__}: {cause}"), "raised"
+        return _error_text(f"no answer within {self._deadline_s:g} s"), "late"
 
 
-async def run(function: Function, arguments: dict[str, Any], *, offload: Offload) -> Any:
-    """Call a function of either kind, a plain one through ``offload``. RolloutError where it exits, or is cancelled by others."""
+async def call_function(function: Function, arguments: dict[str, Any], *, offload: Offload) -> Any:
+    """Call a plain function through ``offload``, or await a coroutine. RolloutError where it exits or is cancelled."""
     with guard_user_code():
-        if is_async(function):
+        if is_coroutine_function(function):
             return await function(**arguments)
         answer = await offload(lambda: function(**arguments))
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def is_async(function: Function) -> bool:
-    """Whether calling it makes a coroutine."""
+def is_coroutine_function(function: Function) -> bool:
+    """True if calling ``function`` makes a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def schema(function: Function) -> dict[str, Any]:
+def tool_schema(function: Function) -> dict[str, Any]:
     """The JSON schema of a tool. ConfigError where its hints or its docstring do not say enough."""
     from transformers.utils.chat_template_utils import get_json_schema  # heavy: only a run with tools pays for it
 
@@ -102,24 +102,24 @@ def schema(function: Function) -> dict[str, Any]:
         return dict(get_json_schema(function))
     except Exception as error:  # transformers raises a type of its own for each thing that is missing
         name = getattr(function, "__name__", repr(function))
-        said = (str(error).splitlines() or [""])[0]
+        reason = (str(error).splitlines() or [""])[0]
         raise ConfigError(
-            f"env.functions: the tool {name!r} cannot be described to the policy: {said} (it needs type hints, and a docstring "
+            f"env.functions: the tool {name!r} cannot be described to the policy: {reason} (it needs type hints, and a docstring "
             'with an "Args:" section that describes each argument)'
         ) from error
 
 
-def as_text(value: Any) -> str:
-    """What the policy reads of a result."""
+def result_text(value: Any) -> str:
+    """Convert a tool's result to the text that the policy reads."""
     return value if isinstance(value, str) else str(value)
 
 
-def _error(message: str) -> str:
+def _error_text(message: str) -> str:
     return str({"error": message})
 
 
-async def within(deadline_s: float, call: Awaitable[Any], message: str) -> Any:
-    """What ``call`` gives; RolloutError, with ``message``, where it takes longer than ``deadline_s``."""
+async def with_deadline(deadline_s: float, call: Awaitable[Any], message: str) -> Any:
+    """Await ``call`` and return its result. RolloutError, with ``message``, where it takes longer than ``deadline_s``."""
     with anyio.move_on_after(deadline_s):
         return await call
     raise RolloutError(message)

@@ -1,12 +1,12 @@
 """Attention over a prefix tree, block by block, for any model that dispatches through Hugging Face's attention interface.
 
-Nodes are in depth-first order, so the nodes of a block [start, stop) look at the ancestors of its first node and into the
-block itself, nowhere else: an ancestor of a later node that lies before ``start`` has ``start`` in its subtree too. The keys
+Nodes are in depth-first order, so the nodes of a block [start, stop) attend to the ancestors of its first node and to nodes of
+the block itself, nowhere else: an ancestor of a later node that lies before ``start`` has ``start`` in its subtree too. The keys
 of a block are thus its depth plus its length, instead of all N: the cost is N * (depth + block) where a dense mask costs
 N * N, and in a tree of many short branches nearly all of that square is masked.
 
 Each block is one call of torch's scaled_dot_product_attention. It does no soft capping, sinks or position biases: a model that
-asks for them is refused, and its rows are padded instead (see model.py).
+asks for them is refused, and its rows are padded instead (policy.py).
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from corrente.data.prefix_tree import Index, Tree
 
 NAME = "corrente_tree"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+BLOCK_TOKENS = {"cpu": 96, "accelerator": 1024}
+"""Nodes attended to at once: small enough to skip what a tree masks, large enough to be worth a call."""
 
 
 class Block(NamedTuple):
-    """Nodes [start, stop) and, in ``keys``, what they look at; mask (1, 1, stop - start, keys): True where they may."""
+    """Nodes [start, stop), and in ``keys`` the nodes they attend to; mask (1, 1, stop - start, keys): True where they may."""
 
     start: int
     stop: int
@@ -36,8 +38,9 @@ class Block(NamedTuple):
     mask: Tensor
 
 
-def blocks(tree: Tree, *, size: int, device: torch.device) -> tuple[Block, ...]:
-    """Cut the nodes into blocks of at most ``size``, as equal as can be."""
+def tree_blocks(tree: Tree, *, device: torch.device, size: int | None = None) -> tuple[Block, ...]:
+    """Cut the nodes into blocks of at most ``size``, as equal as can be. None: ``BLOCK_TOKENS`` of the device."""
+    size = size or BLOCK_TOKENS["cpu" if device.type == "cpu" else "accelerator"]
     cuts = np.linspace(0, len(tree), -(-len(tree) // size) + 1).astype(int)
     out = []
     for start, stop in pairwise(cuts.tolist()):

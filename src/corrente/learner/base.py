@@ -1,4 +1,4 @@
-"""Who trains: one optimizer step per batch, and its weights on request."""
+"""The learner: one optimizer step per batch, and its weights on request."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 from corrente.data.types import Batch, Metrics
 
 Pulse = Callable[[], None]
-"""What a step calls with each piece of its work."""
+"""A function that a step calls with each piece of its work, so that a slow step can be told from one that hangs."""
 
 
-def unheard() -> None:
-    """The pulse of a step that nobody follows."""
+def no_pulse() -> None:
+    """The pulse of a step whose progress nobody follows."""
 
 
 class Learner(Protocol):
@@ -25,7 +25,7 @@ class Learner(Protocol):
     - ``save`` writes model, optimizer, scheduler and RNG into an existing empty directory; ``load`` restores them from one.
       Both leave the learner usable when they fail (CheckpointError).
     - ``progress`` counts the pieces of work done so far, of a step that is going on too: it tells a learner that computes from
-      one that hangs. It asks nobody, and answers at any time.
+      one that hangs. It waits for nothing, and answers at any time.
     - Weights leave through the sync, which is given the learner by the runtime.
     """
 

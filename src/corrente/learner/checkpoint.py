@@ -1,4 +1,4 @@
-"""The learner's half of a checkpoint: a Hugging Face or peft directory anyone can load, and learner.pt beside it.
+"""The learner's part of a checkpoint: a Hugging Face or peft directory that anyone can load, and learner.pt in it.
 
 learner.pt holds optimizer state, the number of steps taken and random number generators, as tensors and numbers only: it is
 read with ``weights_only=True``, so a checkpoint cannot run code. Nothing here is atomic; the caller writes aside and renames.
@@ -23,9 +23,11 @@ STATE = "learner.pt"
 TOKENIZER = ("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
 
 
-def write(path: Path, *, weights: Callable[[Path], None], source: Path, state: dict[str, Any]) -> None:
-    """Write into an existing empty directory: ``weights`` writes its files, tokenizer files are copied from ``source``. Raises
-    CheckpointError."""
+def write_checkpoint(path: Path, *, weights: Callable[[Path], None], source: Path, state: dict[str, Any]) -> None:
+    """Write into an existing empty directory: ``weights`` writes its files, tokenizer files are copied from ``source``.
+
+    Raises CheckpointError.
+    """
     try:
         with no_progress_bars():
             weights(path)
@@ -37,10 +39,10 @@ def write(path: Path, *, weights: Callable[[Path], None], source: Path, state: d
         raise CheckpointError(f"cannot write a checkpoint to {path}: {error}") from error
 
 
-def read(
+def read_checkpoint(
     path: Path, *, weights: Callable[[Path], Mapping[str, torch.Tensor]], device: str
 ) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-    """What ``weights`` reads, and the state given to ``write``. Raises CheckpointError; changes nothing."""
+    """Return what ``weights`` reads, and the state given to ``write_checkpoint``. Raises CheckpointError; changes nothing."""
     try:
         state = torch.load(path / STATE, map_location=device, weights_only=True)
         return weights(path), state
@@ -53,7 +55,7 @@ def read(
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Bring the random number generators back to where they were when ``write`` was called."""
+    """Set the random number generators to where they were when ``write_checkpoint`` was called."""
     torch.set_rng_state(state["rng"]["cpu"].cpu())
     rng.restore(state["rng"].get("others", {}))
     if torch.cuda.is_available() and len(state["rng"]["cuda"]) == torch.cuda.device_count():

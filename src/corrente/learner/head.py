@@ -3,15 +3,15 @@
     logprob_k = z[m_k, y_k] - logsumexp_{v in S_m} z[m_k, v],      z = (hidden W^T + b) / temperature
 
 Shapes: M positions, H hidden size, V vocabulary, K trained tokens; ``slot_K`` says at which of the M positions token k is
-predicted, so tokens that share a position share its row of logits. S_m is what the engine kept for the draw at m, all of
-V where it cut nothing off. The backward pass is written out,
+predicted, so tokens that share a position share its row of logits. S_m is the support of the draw at m: the tokens that top-k,
+top-p and min-p left to draw from, all of V where none is in use. The backward pass is written out,
 
     d loss / d z[m, v] = sum_{k at m} g_k (1[v = y_k] - p[m, v]) - h_m p[m, v] (log p[m, v] + H[m]),       p = softmax(z),
 
-g the gradient of the log-probs and h that of the entropies H (left out where nobody asks for it),
-because autograd would keep three arrays of M x V where one is enough. Logits are made in chunks of rows; what fits in
-``KEEP_BYTES`` is kept as softmax for the backward pass, otherwise it is recomputed there. Softmax and its sums are in float32 at
-least, whatever the model computes in. The matrix products are in the dtype of ``hidden``.
+g the gradient of the log-probs and h that of the entropies H (left out where no loss uses them), because autograd would keep
+three arrays of M x V where one is enough. Logits are made in chunks of rows. Where all of them fit in ``KEEP_BYTES``, their
+softmax is stored for the backward pass; otherwise it is recomputed there. Softmax and its sums are in float32 at least, whatever
+the model computes in. The matrix products are in the dtype of ``hidden``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from corrente.learner.support import KeptSets, cut_logits
+from corrente.learner.support import SupportMask, mask_logits
 
 KEEP_BYTES = 1 << 30
+"""Largest softmax that is stored from the forward to the backward pass."""
 CHUNK_BYTES = 64 << 20
+"""Size of the logits that exist at once."""
 
 
 class TokenLogprobs(NamedTuple):
-    """logprobs (K,), and entropy (M,) of the distribution at each position; both differentiable. ``also_KJ``: log-probs of other
-    tokens at the same places, where they were asked for; differentiable."""
+    """Log-probs (K,), and the entropy (M,) of the distribution at each position. ``extra_KJ``: log-probs of J more tokens at the
+    places of each of the K; None where none were asked for. All are differentiable."""
 
     logprobs_K: Tensor
     entropy_M: Tensor
-    also_KJ: Tensor | None = None
+    extra_KJ: Tensor | None = None
 
 
 def token_logprobs(
@@ -44,48 +46,52 @@ def token_logprobs(
     slot_K: Tensor,
     targets_K: Tensor,
     temperature: float,
-    also_KJ: Tensor | None = None,
-    kept: KeptSets | None = None,
+    extra_targets_KJ: Tensor | None = None,
+    support: SupportMask | None = None,
 ) -> TokenLogprobs:
-    """Log-probs of ``targets_K``, each at position ``slot_K`` of ``hidden_MH``, among the tokens ``kept`` there; and of
-    the tokens ``also_KJ``."""
-    slots, targets = _pairs(slot_K, targets_K, also_KJ)
-    logprobs, entropy_M = _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, slots, targets, temperature, kept)
-    return TokenLogprobs(logprobs[: len(slot_K)], entropy_M, _rest(logprobs, also_KJ))
+    """Log-probs of ``targets_K`` and ``extra_targets_KJ`` at positions ``slot_K`` of ``hidden_MH``, within ``support``.
+
+    The logits of all positions never exist at once; see the module's docstring.
+    """
+    slots, targets = _targets(slot_K, targets_K, extra_targets_KJ)
+    logprobs, entropy_M = _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, slots, targets, temperature, support)
+    return TokenLogprobs(logprobs[: len(slot_K)], entropy_M, _extra(logprobs, extra_targets_KJ))
 
 
-def from_logits(
+def logprobs_from_logits(
     logits_MV: Tensor,
     *,
     slot_K: Tensor,
     targets_K: Tensor,
     temperature: float,
-    also_KJ: Tensor | None = None,
-    kept: KeptSets | None = None,
+    extra_targets_KJ: Tensor | None = None,
+    support: SupportMask | None = None,
 ) -> TokenLogprobs:
-    """The same from logits a model computed in its own way."""
+    """The same as ``token_logprobs``, from logits that the model computed in its own way."""
     if logits_MV.dtype in (torch.bfloat16, torch.float16):
         logits_MV = logits_MV.float()
-    logprobs_MV = torch.log_softmax(cut_logits(logits_MV / temperature, kept), -1)
+    logprobs_MV = torch.log_softmax(mask_logits(logits_MV / temperature, support), -1)
     entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
-    slots, targets = _pairs(slot_K, targets_K, also_KJ)
+    slots, targets = _targets(slot_K, targets_K, extra_targets_KJ)
     logprobs = logprobs_MV[slots, targets]
-    return TokenLogprobs(logprobs[: len(slot_K)], entropy_M, _rest(logprobs, also_KJ))
+    return TokenLogprobs(logprobs[: len(slot_K)], entropy_M, _extra(logprobs, extra_targets_KJ))
 
 
-def _pairs(slot_K: Tensor, targets_K: Tensor, also_KJ: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions and tokens to be evaluated: the K, then J more at each of their places."""
-    if also_KJ is None:
+def _targets(slot_K: Tensor, targets_K: Tensor, extra_targets_KJ: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Positions and tokens to evaluate: the K, then J more at the place of each."""
+    if extra_targets_KJ is None:
         return slot_K, targets_K
-    more = slot_K.repeat_interleave(also_KJ.shape[1])
-    return torch.cat([slot_K, more]), torch.cat([targets_K, also_KJ.flatten()])
+    more = slot_K.repeat_interleave(extra_targets_KJ.shape[1])
+    return torch.cat([slot_K, more]), torch.cat([targets_K, extra_targets_KJ.flatten()])
 
 
-def _rest(logprobs: Tensor, also_KJ: Tensor | None) -> Tensor | None:
-    return None if also_KJ is None else logprobs[len(also_KJ) :].view(also_KJ.shape)
+def _extra(logprobs: Tensor, extra_targets_KJ: Tensor | None) -> Tensor | None:
+    return None if extra_targets_KJ is None else logprobs[len(extra_targets_KJ) :].view(extra_targets_KJ.shape)
 
 
 class _TokenLogprobs(torch.autograd.Function):
+    """See the module's docstring for both passes."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -95,31 +101,31 @@ class _TokenLogprobs(torch.autograd.Function):
         slot: Tensor,
         target: Tensor,
         temperature: float,
-        within: KeptSets | None,
+        support: SupportMask | None,
     ) -> tuple[Tensor, Tensor]:
         positions, vocabulary = len(hidden), len(weight)
         exact = torch.promote_types(hidden.dtype, torch.float32)
         lse = hidden.new_empty(positions, dtype=exact)
         entropy, chosen = torch.empty_like(lse), hidden.new_empty(len(slot), dtype=exact)
-        keep = any(ctx.needs_input_grad) and positions * vocabulary * exact.itemsize <= KEEP_BYTES
-        kept: list[Tensor] = []
+        store = any(ctx.needs_input_grad) and positions * vocabulary * exact.itemsize <= KEEP_BYTES
+        stored: list[Tensor] = []
         for rows in _chunks(positions, vocabulary * exact.itemsize):
             z = _logits(hidden[rows], weight, bias, temperature, exact)
-            z = z if within is None else within.cut(z, rows)
+            z = z if support is None else support.mask_in_place(z, rows)
             here = (slot >= rows.start) & (slot < rows.stop)
             chosen[here] = z[slot[here] - rows.start, target[here]]
             lse[rows] = torch.logsumexp(z, -1)
             p = torch.exp(z - lse[rows, None])
             entropy[rows] = lse[rows] - torch.linalg.vecdot(p, z)
-            kept.extend([p] if keep else [])
-        ctx.save_for_backward(hidden, weight, bias, slot, target, lse, entropy, *kept)
-        ctx.temperature, ctx.within = temperature, within
-        ctx.set_materialize_grads(False)
+            stored.extend([p] if store else [])
+        ctx.save_for_backward(hidden, weight, bias, slot, target, lse, entropy, *stored)
+        ctx.temperature, ctx.support = temperature, support
+        ctx.set_materialize_grads(False)  # a loss without entropy then costs no backward pass for it
         return chosen - lse[slot], entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, slot, target, lse, entropy, *kept = ctx.saved_tensors
+        hidden, weight, bias, slot, target, lse, entropy, *stored = ctx.saved_tensors
         of_logprobs, of_entropy = grads
         grad = lse.new_zeros(len(slot)) if of_logprobs is None else of_logprobs / ctx.temperature
         total = torch.zeros_like(lse).index_add_(0, slot, grad)
@@ -127,11 +133,12 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = grad_bias = None
         for number, rows in enumerate(_chunks(len(hidden), len(weight) * lse.dtype.itemsize)):
-            if kept:
-                p, spare = kept[number], torch.empty_like(kept[number])
+            if stored:
+                # not in place: a second backward through a retained graph reads the stored softmax again
+                p, spare = stored[number], torch.empty_like(stored[number])
             else:
                 z = _logits(hidden[rows], weight, bias, ctx.temperature, lse.dtype)
-                z = z if ctx.within is None else ctx.within.cut(z, rows)
+                z = z if ctx.support is None else ctx.support.mask_in_place(z, rows)
                 p = z.sub_(lse[rows, None]).exp_()
                 spare = p if of_entropy is None else torch.empty_like(p)
             dz = torch.mul(p, -total[rows, None], out=spare)

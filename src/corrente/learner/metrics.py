@@ -1,8 +1,8 @@
-"""What one optimizer step reports. numpy only. Shapes: K trained tokens of a micro-batch, flat.
+"""The numbers one optimizer step reports. numpy only. Shapes: K trained tokens of a micro-batch, flat.
 
 Every number is a sum, a weighted mean or a maximum over tokens, and is recorded as such (reductions.py): micro-batches of a
-step and the workers of a group add up to what one batch of all of it would have given. What is no such number is made of
-those at the end: with r = current over behaviour policy, over n tokens,
+step and the ranks of a learner add up to what one batch of all of it would have given. The one number that is not of this kind is
+computed from those at the end: with r = current over behaviour policy, over n tokens,
 
     ess = (sum r)^2 / (n sum r^2)        1 when all ratios are equal, 1/n when one of them is everything
 
@@ -35,7 +35,7 @@ LARGEST_LOG = 20.0
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Per trained token (K,) of a micro-batch: what the metrics are made of. Masks as in algo.base.Loss and Row."""
+    """Values per trained token (K,) of a micro-batch that the metrics are computed from. Masks as in algo.base.Loss and Row."""
 
     logprobs_K: Values
     behaviour_K: Values
@@ -49,23 +49,26 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     whole_K: Mask
     reference_K: Values | None = None
     teacher_K: Values | None = None
-    """NaN where no teacher says anything."""
+    """NaN where no teacher answered."""
 
 
 class _Ratios(msgspec.Struct, frozen=True, eq=False):
-    """Of some tokens: r, k3 = r - 1 - log r, and |log r|."""
+    """The ratio r of some tokens, k3 = r - 1 - log r, and |log r|."""
 
     ratio_K: Values
     k3_K: Values
     gap_K: Values
 
-    def of(self, mine_K: Mask) -> _Ratios:
+    def select(self, mine_K: Mask) -> _Ratios:
         return _Ratios(self.ratio_K[mine_K], self.k3_K[mine_K], self.gap_K[mine_K])
 
 
-def record(out: Accumulator, trace: Trace, *, fresh: bool = True) -> None:
-    """Add a micro-batch to what the step reports. ``fresh``: the learner holds the very weights of the step's version, which it
-    does not between two publishes; without that nothing is known of numerics apart from staleness."""
+def record_tokens(out: Accumulator, trace: Trace, *, fresh: bool = True) -> None:
+    """Add the tokens of a micro-batch to the report of the step.
+
+    ``fresh``: the learner holds the very weights of the step's version, which it does not between two publishes; without that
+    numerics cannot be told from staleness, and mismatch/... is left out.
+    """
     log_ratio_K = np.clip(trace.logprobs_K - trace.behaviour_K, -LARGEST_LOG, LARGEST_LOG)
     ratio_K = np.exp(log_ratio_K)
     all_of = _Ratios(ratio_K, ratio_K - 1 - log_ratio_K, np.abs(trace.logprobs_K - trace.behaviour_K))
@@ -77,7 +80,7 @@ def record(out: Accumulator, trace: Trace, *, fresh: bool = True) -> None:
     for bucket, mine_K in buckets(trace.lags_K):
         area = f"lag{bucket}"
         names = {"mean": f"{area}/ratio_mean", "most": f"{area}/ratio_max", "square": f"{area}/ratio_square"}
-        _record_ratios(out, all_of.of(mine_K), k3=f"{area}/kl_k3", **names)
+        _record_ratios(out, all_of.select(mine_K), k3=f"{area}/kl_k3", **names)
         _record_tokens(out, trace, mine_K, area=area)
     if fresh:
         _record_mismatch(out, trace, all_of)
@@ -85,8 +88,8 @@ def record(out: Accumulator, trace: Trace, *, fresh: bool = True) -> None:
     _record_distill(out, trace)
 
 
-def reported(sums: Accumulator) -> dict[str, float]:
-    """What the sums of a step say; ess from the mean ratio and the mean of its square."""
+def step_report(sums: Accumulator) -> dict[str, float]:
+    """The report of a step by name; ess is computed from the mean ratio and the mean of its square."""
     out = sums.reduced()
     for name in [name for name in out if name.endswith("/ratio_square")] + ["ratio/square"]:
         if name in out:
@@ -96,13 +99,13 @@ def reported(sums: Accumulator) -> dict[str, float]:
     return out
 
 
-def of_iterations(reports: Sequence[dict[str, float]]) -> dict[str, float]:
-    """What the updates after a step's first one add to its report; ratios and lags are those the step began with."""
+def iteration_report(reports: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The numbers that the updates after a step's first one add to its report; ratios and lags are those the step began with."""
     return {"train/last_clip_fraction": reports[-1]["train/clip_fraction"]} if len(reports) > 1 else {}
 
 
-def nothing_trained() -> dict[str, float]:
-    """A step without rows: nothing was computed and nothing moved."""
+def empty_report() -> dict[str, float]:
+    """The report of a step without rows: nothing was computed and nothing moved."""
     names = ("train/loss", "train/grad_norm", "train/tokens", "train/distinct_tokens", "train/padded_tokens")
     return dict.fromkeys(names, 0.0)
 
@@ -142,7 +145,7 @@ def _record_mismatch(out: Accumulator, trace: Trace, all_of: _Ratios) -> None:
     for area, mine_K in areas:
         if not mine_K.any():
             continue
-        of = all_of.of(mine_K)
+        of = all_of.select(mine_K)
         out.record(f"{area}/tokens", float(mine_K.sum()), how="sum")
         _mean(out, f"{area}/logprob_gap_mean", of.gap_K)
         _most(out, f"{area}/logprob_gap_max", of.gap_K)

@@ -6,7 +6,7 @@ N positions forwarded.
 A token is predicted at the position before it, so a row enters the forward pass only up to its last trained token, exclusive.
 Rows are sorted so that those with a common prefix are neighbours, groups first, and micro-batches are cut between groups
 wherever a group fits. The cut does not change the gradient: the weight of a token holds the step's denominator already.
-What engines kept of the tokens comes along, and decides with them what is distinct (provenance.py).
+The supports and experts that engines recorded come along; tokens with other experts are distinct (provenance.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from corrente.algo.teacher_logprobs import RowTeachers, take_positions
 from corrente.data.prefix_tree import Index, Tree, fold
 from corrente.data.routing import Experts, nowhere
 from corrente.data.support import Support
 from corrente.data.types import Floats, Mask, Row, Tokens
 from corrente.errors import AlignmentError, DivergedError
 from corrente.learner import provenance
-from corrente.learner.lessons import Said, gathered
 
 
 class Pack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -38,20 +38,28 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     weights_K: NDArray[np.float64]
     lags_K: Tokens
     mixed_K: Mask
-    said: tuple[Said, ...] = ()
-    """What teachers say of the trained tokens, where the loss reads it."""
+    teachers_R: tuple[RowTeachers, ...] = ()
+    """Per row, the teachers' log-probs of its trained tokens; empty where the loss does not read them."""
     support: Support | None = None
-    """What each of the K was drawn from; None: nothing was cut off."""
+    """The support of each of the K; None: nothing was cut off."""
     experts: tuple[Experts, ...] | None = None
-    """Where the tokens of each context were sent; None: as the weights say."""
+    """The experts that the tokens of each context were sent to; None: the router chooses."""
     symbols: tuple[Tokens, ...] | None = None
-    """The contexts as they are folded, with ``experts``; see provenance.symbols."""
+    """The contexts as they are folded, with ``experts``; see provenance.routed_symbols."""
+
+    @property
+    def counts_R(self) -> list[int]:
+        """Trained tokens of each row."""
+        return np.bincount(self.row_K, minlength=len(self.contexts)).tolist()
 
 
-class Inputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the model is given: tokens (B, N), their positions (B, N), and the tree they come from (then B is 1) or the mask
-    (B, N) of padded rows; and which of the B * N positions predict: ``select_M``, and for every trained token its index among
-    them, ``slot_K``. ``support``: of the M. ``experts`` (B * N, layers, k). ``times`` (B * N,): rows that have a position."""
+class PackInputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Inputs of the model for one micro-batch: tokens (B, N) and their positions (B, N).
+
+    ``tree``: the prefix tree they come from (then B is 1); ``mask`` (B, N): of padded rows. ``select_M``: the positions among the
+    B * N that predict; ``slot_K``: for every trained token the index of its position among the M. ``support``: of the M.
+    ``experts`` (B * N, layers, k). ``times`` (B * N,): number of rows that share a position.
+    """
 
     tokens: Tokens
     positions: Index
@@ -64,29 +72,30 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     experts: Experts | None = None
 
 
-def plan(
-    rows: Sequence[Row], *, weights_R: NDArray[np.float64], version: int, budget: int, lessons: bool = False
+def plan_packs(
+    rows: Sequence[Row], *, weights_R: NDArray[np.float64], version: int, budget: int, teachers: bool = False
 ) -> tuple[Pack, ...]:
-    """Cut rows into micro-batches of at most ``budget`` distinct tokens; a single row longer than that is not split. With
-    ``lessons``, what teachers say of the rows comes along.
+    """Cut rows into micro-batches of at most ``budget`` distinct tokens; a single row longer than that is not split.
 
-    Raises AlignmentError for a trained token without context, DivergedError for a recorded value that is not finite.
+    ``weights_R``: factor of each row's token losses. ``version``: of the policy the step starts from. ``teachers``: whether the
+    rows' teacher log-probs come along. Raises AlignmentError for a trained token without context, DivergedError for a recorded
+    value that is not finite.
     """
     for row in rows:
         _check(row)
     contexts = [row.tokens[: np.flatnonzero(row.loss_mask)[-1]] for row in rows]
-    symbols = provenance.symbols(contexts, provenance.experts_of(rows, contexts)) if rows else contexts
+    symbols = provenance.routed_symbols(contexts, provenance.experts_of(rows, contexts)) if rows else contexts
     return tuple(
-        _pack([rows[r] for r in cut], [contexts[r] for r in cut], weights_R[list(cut)], version, lessons=lessons)
+        _pack([rows[r] for r in cut], [contexts[r] for r in cut], weights_R[list(cut)], version, teachers=teachers)
         for cut in _cuts(rows, symbols, budget)
     )
 
 
-def as_tree(pack: Pack) -> Inputs:
-    """The micro-batch as one sequence of its distinct prefixes."""
+def as_tree(pack: Pack) -> PackInputs:
+    """Lay the micro-batch out as one sequence of its distinct prefixes."""
     tree: Tree = fold(pack.contexts if pack.symbols is None else pack.symbols)
     node_K = np.array([tree.paths[r][at] for r, at in zip(pack.row_K, pack.at_K, strict=True)], np.int64)
-    select_M, slot_K, support_M = provenance.slots(node_K, pack.support)
+    select_M, slot_K, support_M = provenance.prediction_slots(node_K, pack.support)
     nodes = np.concatenate(tree.paths)
     tokens = np.empty(len(tree), np.int32)
     tokens[nodes] = np.concatenate(pack.contexts)
@@ -94,7 +103,7 @@ def as_tree(pack: Pack) -> Inputs:
     if pack.experts is not None:
         experts = nowhere(len(tree), pack.experts[0].shape[1:])
         experts[nodes] = np.concatenate(pack.experts)
-    return Inputs(
+    return PackInputs(
         tokens=tokens[None],
         positions=tree.positions[None],
         select_M=select_M,
@@ -106,8 +115,8 @@ def as_tree(pack: Pack) -> Inputs:
     )
 
 
-def as_rows(pack: Pack) -> Inputs:
-    """The micro-batch as rows padded on the right: for models that take no mask of our making."""
+def as_rows(pack: Pack) -> PackInputs:
+    """Lay the micro-batch out as rows padded on the right, for models that take no mask of our making."""
     length = max(len(context) for context in pack.contexts)
     tokens = np.zeros((len(pack.contexts), length), np.int32)
     mask = np.zeros(tokens.shape, np.bool_)
@@ -118,7 +127,7 @@ def as_rows(pack: Pack) -> Inputs:
     if pack.experts is not None:
         experts = nowhere(tokens.size, pack.experts[0].shape[1:])
         experts[mask.flatten()] = np.concatenate(pack.experts)
-    return Inputs(
+    return PackInputs(
         tokens=tokens,
         positions=np.tile(np.arange(length), (len(tokens), 1)),
         select_M=pack.row_K * length + pack.at_K,
@@ -131,7 +140,7 @@ def as_rows(pack: Pack) -> Inputs:
 
 
 def padded_tokens(rows: Sequence[Row]) -> int:
-    """What one batch padded to its longest row would forward."""
+    """Number of positions that one batch padded to its longest row would forward."""
     return len(rows) * max((len(row.tokens) for row in rows), default=0)
 
 
@@ -190,7 +199,7 @@ def _common(a: Tokens, b: Tokens) -> int:
 
 
 def _pack(
-    rows: Sequence[Row], contexts: Sequence[Tokens], weights_R: NDArray[np.float64], version: int, *, lessons: bool
+    rows: Sequence[Row], contexts: Sequence[Tokens], weights_R: NDArray[np.float64], version: int, *, teachers: bool
 ) -> Pack:
     where = [np.flatnonzero(row.loss_mask) for row in rows]
     counts = [len(at) for at in where]
@@ -208,8 +217,8 @@ def _pack(
         mixed_K=np.concatenate(
             [np.zeros(len(at), np.bool_) if row.mixed is None else row.mixed[at] for row, at in pairs]
         ),
-        said=gathered(rows, where) if lessons else (),
+        teachers_R=tuple(take_positions(row.teachers, at) for row, at in pairs) if teachers else (),
         support=provenance.support_of(rows, where),
         experts=experts,
-        symbols=None if experts is None else tuple(provenance.symbols(contexts, experts)),
+        symbols=None if experts is None else tuple(provenance.routed_symbols(contexts, experts)),
     )

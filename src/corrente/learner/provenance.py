@@ -1,11 +1,11 @@
-"""Kept sets and kept experts of a micro-batch, aligned with what is forwarded. numpy only.
+"""Recorded supports and experts of a micro-batch, aligned with the positions that are forwarded. numpy only.
 
 Experts and the tree. A token that was sent to other experts is another computation, so two rows share a node only where tokens
 *and* experts agree all the way: rows are folded by symbols, one for each distinct (token, experts). Completions of a group
 whose prompt was read by one prefill share it as before; where the prompt was read twice, by different weights, and routed
 differently, both readings are forwarded.
 
-Supports and positions. Two trained tokens share a row of logits only where they were drawn from the same set.
+Supports and positions. Two trained tokens share a row of logits only where they were drawn from the same support.
 
 Shapes: R rows, K trained tokens, M predicting positions, L layers with experts, k experts of a token.
 """
@@ -26,7 +26,7 @@ Index = NDArray[np.int64]
 
 
 def experts_of(rows: Sequence[Row], contexts: Sequence[Tokens]) -> tuple[Experts, ...] | None:
-    """Per row, the experts of its context (len, L, k); None where no row says any. AlignmentError where rows differ in L or k."""
+    """Per row, the experts of its context (len, L, k); None where no row has any. AlignmentError where rows differ in L or k."""
     shapes = {row.experts.shape[1:] for row in rows if row.experts is not None}
     if not shapes:
         return None
@@ -39,21 +39,22 @@ def experts_of(rows: Sequence[Row], contexts: Sequence[Tokens]) -> tuple[Experts
     )
 
 
-def symbols(contexts: Sequence[Tokens], experts: Sequence[Experts] | None) -> Sequence[Tokens]:
-    """The contexts, spelled so that equal symbols stand for equal tokens sent to equal experts."""
+def routed_symbols(contexts: Sequence[Tokens], experts: Sequence[Experts] | None) -> Sequence[Tokens]:
+    """The contexts with each token replaced by a symbol: equal symbols stand for equal tokens sent to equal experts."""
     if experts is None:
         return contexts
     choices = np.concatenate(experts).reshape(sum(map(len, experts)), -1)
     tokens = np.concatenate(contexts).astype(np.int32)
-    spelled = np.concatenate([tokens[:, None].view(np.int16), choices], 1)
-    opaque = np.ascontiguousarray(spelled).view(np.dtype((np.void, spelled.shape[1] * spelled.itemsize)))[:, 0]
+    pairs = np.concatenate([tokens[:, None].view(np.int16), choices], 1)
+    # one opaque value per (token, experts), so that np.unique compares whole rows
+    opaque = np.ascontiguousarray(pairs).view(np.dtype((np.void, pairs.shape[1] * pairs.itemsize)))[:, 0]
     _, symbol = np.unique(opaque, return_inverse=True)
     stops = np.cumsum([len(context) for context in contexts])[:-1]
     return np.split(symbol.reshape(-1).astype(np.int32), stops)
 
 
 def support_of(rows: Sequence[Row], where: Sequence[Index]) -> Support | None:
-    """The sets of the trained tokens, row after row (K,); None where nothing was cut off."""
+    """The supports of the trained tokens, row after row (K,); None where nothing was cut off."""
     parts = [None if row.support is None else row.support.take(at) for row, at in zip(rows, where, strict=True)]
     support = join_supports(parts, [len(at) for at in where])
     if support is not None:
@@ -61,9 +62,9 @@ def support_of(rows: Sequence[Row], where: Sequence[Index]) -> Support | None:
     return support
 
 
-def slots(place_K: Index, support: Support | None) -> tuple[Index, Index, Support | None]:
-    """Positions (M,) at which tokens at ``place_K`` are predicted, the index of each token's among them (K,), and the set of each
-    position: one for each distinct (place, set)."""
+def prediction_slots(place_K: Index, support: Support | None) -> tuple[Index, Index, Support | None]:
+    """Positions (M,) at which the tokens at ``place_K`` are predicted, the index of each token's position among them (K,), and
+    the support of each position: one position for each distinct (place, support)."""
     if support is None:
         select_M, slot_K = np.unique(place_K, return_inverse=True)
         return select_M, slot_K.reshape(-1), None

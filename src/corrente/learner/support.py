@@ -1,6 +1,6 @@
-"""Masks of the tokens that were kept for a draw, made for a few positions at a time.
+"""Masks of the support of a draw (the tokens that top-k, top-p and min-p left), made for a few positions at a time.
 
-The learner renormalises over the set a token was drawn from: logits outside it count as so low that their probability is 0,
+The learner renormalises over the support a token was drawn from: logits outside it count as so low that their probability is 0,
 as in sampling. With the same temperature before it, log-probs and entropy are those of the distribution that was sampled.
 Shapes: M positions, V vocabulary.
 """
@@ -14,8 +14,8 @@ from corrente.data.support import WORD_BITS, Support
 from corrente.errors import AlignmentError
 
 
-class KeptSets:
-    """``support`` of M positions on a device, as it is stored."""
+class SupportMask:
+    """``support`` of M positions on a device. A mask (rows, V) is made from it when it is needed; all M would not fit."""
 
     def __init__(self, support: Support, *, device: torch.device) -> None:
         self._vocabulary = support.vocabulary
@@ -24,16 +24,17 @@ class KeptSets:
         self._words = torch.from_numpy(support.words).to(device)
         self._bits = torch.arange(WORD_BITS, device=device, dtype=torch.int32)
 
-    def cut(self, logits: Tensor, rows: slice) -> Tensor:
-        """Put the logits (rows, V) outside the sets of positions ``rows`` out of reach, in place."""
+    def mask_in_place(self, logits: Tensor, rows: slice) -> Tensor:
+        """Set the logits (rows, V) outside the supports of positions ``rows`` to a probability of 0, in place."""
         return logits.masked_fill_(self.outside(rows, len(logits[0])), _floor(logits))
 
     def outside(self, rows: slice, vocabulary: int) -> Tensor:
-        """True where a token was cut off (rows, V). AlignmentError where the vocabulary is another."""
+        """True where a token is outside its support (rows, V). Raises AlignmentError where the vocabulary is another."""
         if vocabulary != self._vocabulary:
             raise AlignmentError(
                 f"kept sets out of {self._vocabulary} tokens, but the model has logits of {vocabulary}"
             )
+        # a support is stored as its ids where these are fewer than the words of a bit map, as a bit map otherwise; 0: no cut
         counts = self._counts_M[rows]
         words = self._words[self._at[rows.start] : self._at[rows.stop]]
         per_map = -(-self._vocabulary // WORD_BITS)
@@ -50,11 +51,11 @@ class KeptSets:
         return outside
 
 
-def cut_logits(logits_MV: Tensor, kept: KeptSets | None) -> Tensor:
-    """Logits that a model computed in its own way, with those outside the sets out of reach; differentiable."""
-    if kept is None:
+def mask_logits(logits_MV: Tensor, support: SupportMask | None) -> Tensor:
+    """The logits with those outside the supports at a probability of 0; differentiable."""
+    if support is None:
         return logits_MV
-    outside_MV = kept.outside(slice(0, len(logits_MV)), logits_MV.shape[1])
+    outside_MV = support.outside(slice(0, len(logits_MV)), logits_MV.shape[1])
     return logits_MV.masked_fill(outside_MV, _floor(logits_MV))
 
 

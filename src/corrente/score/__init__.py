@@ -1,4 +1,4 @@
-"""What an episode earned: one reward, made of what many sources say.
+"""Scores episodes: one reward, combined from the scores of many sources.
 
 - ``function``: a Python function, built in or yours, sync or async. Pick it for what computes and returns.
 - ``process``: the same in processes that are killed when late. Pick it for verifiers that hang, use signals, fork or crash.

@@ -1,8 +1,8 @@
-"""What an episode earned. Runs beside generation; one group's scoring never waits for another's.
+"""The protocols of scoring. It runs beside generation; one group's scoring never waits for another's.
 
-Scorer   what the pipeline asks: a group in, the group with its rewards out
-Source   one of the opinions that a reward is made of: a function, a model, a judge, a teacher. ``panel`` makes a Scorer of many
-Mark     what a source says of one episode
+Scorer        the pipeline's view: a group in, the group with its rewards out
+Source        one term of a reward: a function, a model, a judge, a teacher. ``combined`` makes a Scorer of many
+ScoreResult   a source's result for one episode
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Protocol
 
 import msgspec
 
-from corrente.data.types import Group, Metrics, StepScore, TeacherTurn
+from corrente.data.types import Group, Metrics, StepScore, TeacherLogprobs
 
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A source's verdict on one episode. ``score`` None: it does not apply. ``error``: why it has none, where it is not empty.
+    """A source's result for one episode. ``score`` None: it does not apply. ``error``: the reason of a failure; empty for none.
 
     ``steps``, ``taught`` and ``extra`` are added to the episode's; ``metrics`` are numbers to be averaged and reported.
     """
@@ -24,7 +24,7 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     score: float | None = None
     error: str = ""
     steps: tuple[StepScore, ...] = ()
-    taught: tuple[TeacherTurn, ...] = ()
+    taught: tuple[TeacherLogprobs, ...] = ()
     extra: dict[str, object] = {}
     metrics: dict[str, float] = {}
 
@@ -36,7 +36,7 @@ class Scorer(Protocol):
       failed comes back with status "failed" or "timeout" and an error that names the function; the others keep their rewards.
     - Raises nothing but cancellation for a fault of a reward function.
     - Never blocks the event loop: synchronous functions run in a thread, or process, with a deadline.
-    - ``stats``: per source, what waits and runs now, and latencies and failures since the start.
+    - ``stats``: per source, calls that wait and run now, and latencies and failures since the start.
     """
 
     async def score(self, group: Group) -> Group: ...
@@ -47,10 +47,10 @@ class Scorer(Protocol):
 class Source(Protocol):
     """Contract.
 
-    - ``name`` is what messages and metrics call it. ``single``: it is asked about one episode at a time; else about a group.
-    - ``ready`` returns when ``mark`` can be called; what it takes to get there is not part of the deadline. Nothing else runs
-      between its return and the beginning of ``mark``. What it raises costs the call.
-    - ``mark`` is asked about episodes that are fit to be scored, and answers with a mark for each, in order. What it raises costs
+    - ``name`` is its name in messages and metrics. ``single``: it scores one episode a call; else a whole group.
+    - ``wait_until_ready`` returns when ``score_episodes`` can be called; the time it takes is not part of the deadline. Nothing
+      else runs between its return and the beginning of ``score_episodes``. What it raises costs the call.
+    - ``score_episodes`` gets the episodes that can be scored, and returns a result for each, in order. What it raises costs
       all of them. It is cancelled at the deadline, and must be able to be asked again after that.
     """
 
@@ -60,6 +60,6 @@ class Source(Protocol):
     @property
     def single(self) -> bool: ...
 
-    async def ready(self) -> None: ...
+    async def wait_until_ready(self) -> None: ...
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]: ...
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]: ...

@@ -1,7 +1,7 @@
-"""Questions to a model, put together: whoever asks waits for its own answer, the model sees batches.
+"""Batches the samples of many callers: each waits for its own opinion, the model sees batches.
 
-While one batch is computed the next gathers, so batches grow with load and a lone question waits for nobody. Samples of like
-length go together, for a batch is padded to its longest. Nobody is starved: each batch is built around who waits longest.
+While one batch is computed the next one fills, so batches grow with load and a lone sample waits for no other. Samples of like
+length go together, for a batch is padded to its longest. None is starved: each batch is built around the one that waits longest.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from corrente.score.messages import Opinion, Sample
 Forward = Callable[[list[Sample]], Awaitable[list[Opinion]]]
 
 
-class _Waiting:
-    """A sample, and what came of it."""
+class _QueuedSample:
+    """A sample, and its opinion or failure once there is one."""
 
     def __init__(self, sample: Sample, size: int) -> None:
         self.sample, self.size = sample, size
@@ -28,17 +28,17 @@ class _Waiting:
 
 
 class Batcher:
-    """Asks ``forward`` about batches of at most ``batch`` samples and ``cells`` (samples times longest) size units. ``run`` must
-    be running."""
+    """Calls ``forward`` with batches of at most ``batch`` samples and ``cells`` size units (samples times the longest). ``run``
+    must be running."""
 
     def __init__(self, forward: Forward, *, batch: int, cells: int) -> None:
         self._forward, self._batch, self._cells = forward, batch, cells
-        self._queue: list[_Waiting] = []
+        self._queue: list[_QueuedSample] = []
         self._bell = Bell()
 
     async def ask(self, sample: Sample) -> Opinion:
-        """The model's opinion. Raises what ``forward`` raised about the batch that the sample was in, a RolloutError."""
-        entry = _Waiting(sample, size_of(sample))
+        """Wait for the model's opinion of a sample. Raises the RolloutError that ``forward`` raised for its batch."""
+        entry = _QueuedSample(sample, sample_size(sample))
         self._queue.append(entry)
         self._bell.ring()
         try:
@@ -52,10 +52,10 @@ class Batcher:
         return entry.opinion
 
     async def run(self) -> None:
-        """Ask about what is waiting, batch after batch, for ever."""
+        """Process waiting samples, batch after batch, until cancelled."""
         while True:
             await self._bell.until(lambda: bool(self._queue))
-            picked = pick([entry.size for entry in self._queue], most=self._batch, cells=self._cells)
+            picked = pick_batch([entry.size for entry in self._queue], most=self._batch, cells=self._cells)
             batch = [self._queue[at] for at in picked]
             self._queue = [entry for at, entry in enumerate(self._queue) if at not in set(picked)]
             try:
@@ -68,13 +68,13 @@ class Batcher:
                 entry.done.set()
 
 
-def size_of(sample: Sample) -> int:
-    """Of a sample, in tokens if they are given, else about a token for four characters."""
+def sample_size(sample: Sample) -> int:
+    """Size of a sample: its tokens if it has them, else about a token for four characters."""
     return max(1, len(sample.tokens) or (len(sample.prompt) + len(sample.completion)) // 4)
 
 
-def pick(sizes: Sequence[int], *, most: int, cells: int) -> list[int]:
-    """Which of ``sizes`` make the next batch: the first, which waits longest, and those nearest to it in size, as long as the
+def pick_batch(sizes: Sequence[int], *, most: int, cells: int) -> list[int]:
+    """Pick the indices of the next batch: the first sample, which waits longest, and those nearest to it in size, as long as the
     batch, padded to its longest, has at most ``cells`` cells."""
     chosen, longest = [0], sizes[0]
     for at in sorted(range(1, len(sizes)), key=lambda other: (abs(sizes[other] - sizes[0]), other)):

@@ -1,4 +1,4 @@
-"""How busy a source is and how long it takes: counters since the start, latencies of the last calls."""
+"""Load and latency of a source: counters since the start, latencies of the last calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REMEMBERED = 256
 
 
 class CallStats:
-    """One source's numbers. Times are of the pipeline's clock."""
+    """Counters and latencies of one source, in seconds of the pipeline's clock."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -25,8 +25,8 @@ class CallStats:
         self._waited_s: deque[float] = deque(maxlen=REMEMBERED)
 
     @contextmanager
-    def queued(self) -> Iterator[None]:
-        """A call waits for its turn."""
+    def count_waiting(self) -> Iterator[None]:
+        """Count a call as waiting while the block runs."""
         since_s = anyio.current_time()
         self.waiting += 1
         self._waiting_max = max(self._waiting_max, self.waiting)
@@ -37,8 +37,8 @@ class CallStats:
             self._waited_s.append(anyio.current_time() - since_s)
 
     @contextmanager
-    def called(self) -> Iterator[None]:
-        """A call is under way."""
+    def count_running(self) -> Iterator[None]:
+        """Count a call as running while the block runs."""
         since_s = anyio.current_time()
         self.running += 1
         self._counts["calls"] += 1
@@ -48,22 +48,22 @@ class CallStats:
             self.running -= 1
             self._latency_s.append(anyio.current_time() - since_s)
 
-    def failed(self, *, late: bool) -> None:
-        """A call, or one of its answers, was no good."""
+    def count_failure(self, *, late: bool) -> None:
+        """Count a call that failed, or that gave a wrong answer."""
         self._counts["timeouts" if late else "failed"] += 1
 
-    def values(self, name: str) -> dict[str, float]:
-        """Under ``score/<name>_...``: queue and running are of now, queue_max and the counts since the start."""
-        out = {f"{what}": float(count) for what, count in self._counts.items()}
+    def metrics(self, name: str) -> dict[str, float]:
+        """Metrics ``score/<name>_...``: queue and running are current, queue_max and the counts are since the start."""
+        out = {f"{key}": float(count) for key, count in self._counts.items()}
         out |= {"queue": float(self.waiting), "running": float(self.running), "queue_max": float(self._waiting_max)}
-        for what, seconds in (("latency", self._latency_s), ("wait", self._waited_s)):
+        for key, seconds in (("latency", self._latency_s), ("wait", self._waited_s)):
             if seconds:
-                out[f"{what}_mean_s"] = sum(seconds) / len(seconds)
-                out[f"{what}_p95_s"] = percentile(seconds, 0.95)
-        return {f"score/{name}_{what}": value for what, value in out.items()}
+                out[f"{key}_mean_s"] = sum(seconds) / len(seconds)
+                out[f"{key}_p95_s"] = percentile(seconds, 0.95)
+        return {f"score/{name}_{key}": value for key, value in out.items()}
 
 
-def percentile(values: deque[float] | list[float], part: float) -> float:
-    """The smallest of ``values`` that at least ``part`` of them do not exceed (nearest rank)."""
+def percentile(values: deque[float] | list[float], share: float) -> float:
+    """The smallest of ``values`` that at least ``share`` of them do not exceed (nearest rank)."""
     ranked = sorted(values)
-    return ranked[max(0, -(-int(part * 1000) * len(ranked) // 1000) - 1)]
+    return ranked[max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1)]

@@ -1,4 +1,4 @@
-"""Rewards that cannot work, refused before a model is loaded. What is read is the user's reward modules."""
+"""Refuses rewards that cannot work, before a model is loaded. It imports the user's reward modules."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ from corrente.config import RunConfig
 from corrente.config import rewards as s
 from corrente.data.checkpoint_names import CHECKPOINTS, step_of_checkpoint
 from corrente.errors import ConfigError
-from corrente.score.build import names
-from corrente.score.functions import members
-from corrente.score.judge import fields_of
+from corrente.score.build import scorer_names
+from corrente.score.functions import function_members
+from corrente.score.judge import template_fields
 from corrente.score.processes import path_of
-from corrente.score.resolve import GIVEN, Function, accepted, distinct_names, needed, resolve
+from corrente.score.resolve import (
+    OFFERED_ARGUMENTS,
+    Function,
+    accepted_arguments,
+    distinct_names,
+    required_arguments,
+    resolve_function,
+)
 
-__all__ = ["GIVEN", "check", "columns"]
+__all__ = ["OFFERED_ARGUMENTS", "check_reward_settings", "needed_columns"]
 
 Needs = list[tuple[str, tuple[str, ...]]]
-"""What is asked for in the config, and the columns of the prompts that it cannot do without."""
+"""Config keys, each with the columns of the prompts that it cannot do without."""
 
 
-def check(config: RunConfig, given: Sequence[Function] = (), *, rewarded: bool = False) -> None:
+def check_reward_settings(config: RunConfig, given: Sequence[Function] = (), *, rewarded: bool = False) -> None:
     """Raise ConfigError for the first thing that cannot work. ``given`` are functions in place of reward.functions; ``rewarded``:
     the environment may give rewards of its own, so that none has to be named."""
     reward = config.reward
@@ -36,11 +43,11 @@ def check(config: RunConfig, given: Sequence[Function] = (), *, rewarded: bool =
         if rewarded:
             return
         raise ConfigError("reward.functions = []: give at least one, or a [[reward.scorers]] table")
-    functions = list(given) or [resolve(name) for name in reward.functions]
-    listed = members(functions, weights=reward.weights)
+    functions = list(given) or [resolve_function(name) for name in reward.functions]
+    listed = function_members(functions, weights=reward.weights)
     for at, scorer in enumerate(reward.scorers):
-        _scorer(f"reward.scorers[{at}]", scorer)
-    taken = [source.name for source, _ in listed] + names(config, [source.name for source, _ in listed])
+        _check_scorer(f"reward.scorers[{at}]", scorer)
+    taken = [source.name for source, _ in listed] + scorer_names(config, [source.name for source, _ in listed])
     for at, name in enumerate(taken):
         if name in taken[:at]:
             raise ConfigError(
@@ -53,32 +60,33 @@ def check(config: RunConfig, given: Sequence[Function] = (), *, rewarded: bool =
         )
 
 
-def columns(config: RunConfig, given: Sequence[Function] = ()) -> Needs:
-    """What each function and judge needs of the prompts. ``given``: functions in place of reward.functions."""
-    listed = list(given) or [resolve(name) for name in config.reward.functions]
+def needed_columns(config: RunConfig, given: Sequence[Function] = ()) -> Needs:
+    """Columns that each function and judge needs of the prompts. ``given``: functions in place of reward.functions."""
+    listed = list(given) or [resolve_function(name) for name in config.reward.functions]
     needs: Needs = [
-        (f"reward.functions: {name}", _of(f)) for name, f in zip(distinct_names(listed), listed, strict=True)
+        (f"reward.functions: {name}", _dataset_columns(f))
+        for name, f in zip(distinct_names(listed), listed, strict=True)
     ]
     for at, scorer in enumerate(config.reward.scorers):
         if isinstance(scorer, s.FunctionScorer | s.ProcessScorer):
-            needs.append((f"reward.scorers[{at}]: {scorer.function}", _of(_bound(scorer))))
+            needs.append((f"reward.scorers[{at}]: {scorer.function}", _dataset_columns(_with_options(scorer))))
         elif isinstance(scorer, s.JudgeScorer):
-            asked = tuple(sorted(fields_of(scorer.template) - {"prompt", "completion"}))
+            asked = tuple(sorted(template_fields(scorer.template) - {"prompt", "completion"}))
             needs.append((f"reward.scorers[{at}].template", asked))
         elif isinstance(scorer, s.Teaching):
             needs.append((f"reward.scorers[{at}].where", tuple(sorted(scorer.where))))
     return needs
 
 
-def _of(function: Function) -> tuple[str, ...]:
-    return tuple(name for name in needed(function) if name not in GIVEN)
+def _dataset_columns(function: Function) -> tuple[str, ...]:
+    return tuple(name for name in required_arguments(function) if name not in OFFERED_ARGUMENTS)
 
 
-def _bound(scorer: s.FunctionScorer | s.ProcessScorer) -> Function:
-    return functools.partial(resolve(scorer.function), **scorer.options)
+def _with_options(scorer: s.FunctionScorer | s.ProcessScorer) -> Function:
+    return functools.partial(resolve_function(scorer.function), **scorer.options)
 
 
-def _scorer(where: str, scorer: s.ScorerConfig) -> None:
+def _check_scorer(where: str, scorer: s.ScorerConfig) -> None:
     numbers = {key: value for key, value in msgspec.structs.asdict(scorer).items() if isinstance(value, float)}
     for key, value in numbers.items():
         if not math.isfinite(value):
@@ -89,11 +97,11 @@ def _scorer(where: str, scorer: s.ScorerConfig) -> None:
         )
     match scorer:
         case s.FunctionScorer() | s.ProcessScorer():
-            _function(where, scorer)
+            _check_function(where, scorer)
         case s.JudgeScorer():
-            _judge(where, scorer)
+            _check_judge(where, scorer)
         case s.ServedTeacherScorer():
-            _url(where, scorer)
+            _check_url(where, scorer)
             if not Path(scorer.tokenizer).is_dir():
                 raise ConfigError(f"{where}.tokenizer = {scorer.tokenizer!r}: it must be a directory with a tokenizer")
         case s.SelfTeacherScorer():
@@ -101,17 +109,18 @@ def _scorer(where: str, scorer: s.ScorerConfig) -> None:
         case _:
             if not (Path(scorer.path) / "config.json").is_file():
                 raise ConfigError(
-                    f"{where}.path = {scorer.path!r}: it must be a directory with a Hugging Face model{_of_run(scorer.path)}"
+                    f"{where}.path = {scorer.path!r}: it must be a directory with a Hugging Face model"
+                    f"{_checkpoint_hint(scorer.path)}"
                 )
     if isinstance(scorer, s.ProcessRewardScorer):
-        _pattern(f"{where}.delimiter", scorer.delimiter)
+        _compile_pattern(f"{where}.delimiter", scorer.delimiter)
         if re.compile(scorer.delimiter).match("") or not scorer.separator:
             key, value = ("separator", "") if not scorer.separator else ("delimiter", scorer.delimiter)
             raise ConfigError(f"{where}.{key} = {value!r}: it must not be empty, nor match nothing at all")
 
 
-def _of_run(path: str) -> str:
-    """What can be said of a path into a run's checkpoints that is not there."""
+def _checkpoint_hint(path: str) -> str:
+    """Hint at the checkpoints of a run, for a path among them that does not exist."""
     run, within, _ = path.partition(f"/{CHECKPOINTS}/")
     if not within:
         return ""
@@ -121,14 +130,14 @@ def _of_run(path: str) -> str:
     return f" ({run} has {', '.join(found)})" if found else f" ({run} has no checkpoint: train it first)"
 
 
-def _function(where: str, scorer: s.FunctionScorer | s.ProcessScorer) -> None:
-    function = resolve(scorer.function, key=f"{where}.function")
-    takes = accepted(function)
+def _check_function(where: str, scorer: s.FunctionScorer | s.ProcessScorer) -> None:
+    function = resolve_function(scorer.function, key=f"{where}.function")
+    takes = accepted_arguments(function)
     for name in scorer.options:
         if takes is not None and name not in takes:
-            has = ", ".join(sorted(takes - set(GIVEN)))
+            has = ", ".join(sorted(takes - set(OFFERED_ARGUMENTS)))
             raise ConfigError(f"{where}.options: {scorer.function} takes no {name!r} (it takes {has or 'none'})")
-    if isinstance(scorer, s.ProcessScorer) and "environments" in needed(function):
+    if isinstance(scorer, s.ProcessScorer) and "environments" in required_arguments(function):
         raise ConfigError(
             f"{where}.function: {scorer.function} asks for environments, which are objects of this process; "
             'it must be of kind "function"'
@@ -137,22 +146,22 @@ def _function(where: str, scorer: s.FunctionScorer | s.ProcessScorer) -> None:
         path_of(function)
 
 
-def _url(where: str, scorer: s.JudgeScorer | s.ServedTeacherScorer) -> None:
+def _check_url(where: str, scorer: s.JudgeScorer | s.ServedTeacherScorer) -> None:
     if not re.match(r"https?://[^/]", scorer.url):
         raise ConfigError(f"{where}.url = {scorer.url!r}: it must begin with http:// or https:// and name a host")
     tls.context(scorer.verify, key=f"{where}.verify")
 
 
-def _judge(where: str, scorer: s.JudgeScorer) -> None:
-    _url(where, scorer)
+def _check_judge(where: str, scorer: s.JudgeScorer) -> None:
+    _check_url(where, scorer)
     if not scorer.lowest < scorer.highest:
         raise ConfigError(f"{where}.lowest = {scorer.lowest:g}: it must be below highest = {scorer.highest:g}")
-    if _pattern(f"{where}.pattern", scorer.pattern).groups != 1:
+    if _compile_pattern(f"{where}.pattern", scorer.pattern).groups != 1:
         raise ConfigError(f"{where}.pattern = {scorer.pattern!r}: it must have one group, the number")
-    fields_of(scorer.template)
+    template_fields(scorer.template)
 
 
-def _pattern(key: str, pattern: str) -> re.Pattern[Any]:
+def _compile_pattern(key: str, pattern: str) -> re.Pattern[Any]:
     try:
         return re.compile(pattern)
     except re.error as error:

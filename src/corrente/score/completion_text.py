@@ -1,4 +1,4 @@
-"""The text of a completion, whichever shape a reward function is given it in."""
+"""The text of a completion, in whichever shape reward functions get it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 Completion = str | Sequence[Mapping[str, Any]]
 
 
-def said(completion: Completion) -> str:
-    """The text of a completion; of messages, that of the last of the assistant's that has any."""
+def completion_text(completion: Completion) -> str:
+    """The text of a completion; of messages, the text of the last assistant message that has any."""
     if isinstance(completion, str):
         return completion
     texts = (str(m["content"]) for m in reversed(completion) if m.get("role") == "assistant" and m.get("content"))

@@ -1,9 +1,9 @@
-"""One HTTP endpoint that is asked with JSON, by whoever scores with a server: what is tried again, and for how long.
+"""One HTTP endpoint that takes JSON, with retries, for sources that score with a server.
 
-4xx      the server has looked at the question and refuses it: it fails at once (408, 425 and 429 ask for patience, and get it)
-5xx      and lost connections: asked again, waiting longer each time, until ``patience_s`` is over
+4xx      the server refuses the request: it fails at once (408, 425 and 429 are tried again)
+5xx      and lost connections: tried again, with growing waits, until the deadline is near
 
-It opens as many connections as there are questions; the scorer's ``at_once`` bounds them.
+It opens as many connections as there are requests; the scorer's ``at_once`` bounds them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 CONNECT_S = 10.0
 BUSY = (408, 425, 429)
-PATIENT = 0.95
-"""Part of the deadline after which a server that fails is given up: so that the message can say how it failed."""
-SHOWN = 200
-"""Characters of an answer that a message shows."""
+PATIENCE_SHARE = 0.95
+"""Share of the deadline after which a failing server is given up, so that the error can say how it failed."""
+SHOWN_CHARACTERS = 200
+"""Characters of an answer that an error message shows."""
 
 
 class Endpoint:
-    """``url`` is posted to; ``name`` begins its messages; ``deadline_s`` is the scorer's. ``close`` when done."""
+    """Posts to ``url``. ``name`` begins its error messages; ``deadline_s`` is the scorer's. Call ``close`` when done."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Endpoint:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url, self._name = url, name
-        self._patience_s = PATIENT * deadline_s
+        self._patience_s = PATIENCE_SHARE * deadline_s
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             verify=tls.context(verify, key="verify"),
@@ -56,7 +56,7 @@ class Endpoint:
         await self._http.aclose()
 
     async def ask(self, body: dict[str, Any]) -> bytes:
-        """What it answers. RewardError for a 4xx, and when patience is at its end."""
+        """Post ``body`` and return the answer. RewardError for a 4xx, and when no retry is left."""
         wait_s, trouble = FIRST_WAIT_S, "it does not answer"
         with anyio.move_on_after(self._patience_s):
             while True:
@@ -67,7 +67,7 @@ class Endpoint:
                 else:
                     if response.is_success:
                         return response.content
-                    trouble = f"it answered {response.status_code}: {response.text[:SHOWN]}"
+                    trouble = f"it answered {response.status_code}: {response.text[:SHOWN_CHARACTERS]}"
                     if not response.is_server_error and response.status_code not in BUSY:
                         break
                 await anyio.sleep(wait_s)

@@ -1,7 +1,7 @@
 """Scores groups with Python functions, several at once, each failing alone.
 
-A function is called with keyword arguments that are lists over the group's episodes (``calling``); it is given those it has
-parameters for. It returns one number or None per episode, None meaning "does not apply". Functions of a group run concurrently,
+A function is called with keyword arguments that are lists over the group's episodes (``calling``), of those it has parameters
+for. It returns one number or None per episode, None meaning "does not apply". Functions of a group run concurrently,
 synchronous ones in threads, each function in its own: one that hangs takes no thread of another.
 
 A function that raises, runs past the deadline or answers with the wrong number of values costs the group's episodes; one value
@@ -18,18 +18,25 @@ from corrente.common.threads import DaemonThreads
 from corrente.data.types import Group
 from corrente.errors import ConfigError
 from corrente.score.base import ScoreResult
-from corrente.score.calling import Called, Log, TrainerState, arguments, called, columns
+from corrente.score.calling import (
+    FunctionAnswer,
+    FunctionLog,
+    TrainerState,
+    function_arguments,
+    function_columns,
+    parse_function_answer,
+)
 from corrente.score.combined import CombinedScorer, ScorerTerms
 from corrente.score.resolve import Function, distinct_names
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
-StateOf = Callable[[Group], TrainerState]
+TrainerStateOf = Callable[[Group], TrainerState]
 
 CALLS_AT_ONCE = 64
-"""Threads of one function, hence its calls at once, where nobody said how many."""
+"""Default number of threads of one function, hence of its concurrent calls."""
 
 
-class Progress:
+class RunProgress:
     """The TrainerState of a group, from the version it was admitted under and its prompt's id (".. <epoch>/<row>")."""
 
     def __init__(self, *, every: int = 1, max_steps: int = 0) -> None:
@@ -45,7 +52,7 @@ class Progress:
 
 
 class FunctionSource:
-    """Implements Source. ``offload`` runs a synchronous function; if not given, ``at_once`` daemon threads do."""
+    """Implements Source with a Python function. ``offload`` runs a synchronous one; None: ``at_once`` daemon threads do."""
 
     single = False
 
@@ -54,7 +61,7 @@ class FunctionSource:
         function: Function,
         *,
         name: str,
-        state_of: StateOf,
+        state_of: TrainerStateOf,
         offload: Offload | None = None,
         at_once: int = CALLS_AT_ONCE,
     ) -> None:
@@ -66,30 +73,31 @@ class FunctionSource:
         self._function, self._state_of = function, state_of
         self._offload = offload or DaemonThreads(limit=at_once or CALLS_AT_ONCE)
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         """See Source."""
-        count, log = len(group.episodes), Log(len(group.episodes))
-        given = arguments(self._function, columns(group), self._state_of(group), log)
+        count, log = len(group.episodes), FunctionLog(len(group.episodes))
+        arguments = function_arguments(self._function, function_columns(group), self._state_of(group), log)
 
-        def read(answer: Any) -> Called:
-            return called(self.name, answer, log, count=count)
+        def parse(answer: Any) -> FunctionAnswer:
+            return parse_function_answer(self.name, answer, log, count=count)
 
-        if _is_async(self._function):
-            return marks(read(await self._function(**given)))
+        if _is_coroutine_function(self._function):
+            return score_results(parse(await self._function(**arguments)))
 
         def call() -> Any:
-            answer = self._function(**given)
-            return answer if inspect.isawaitable(answer) else read(answer)
+            answer = self._function(**arguments)
+            return answer if inspect.isawaitable(answer) else parse(answer)
 
         answer = await self._offload(call)
-        return marks(answer if isinstance(answer, Called) else read(await answer))
+        return score_results(answer if isinstance(answer, FunctionAnswer) else parse(await answer))
 
 
 class FunctionsScorer(CombinedScorer):
-    """Functions under equal terms. ``weights`` empty: all 1. ``offload``: daemon threads if not given."""
+    """A Scorer of Python functions alone, for loops that are put together by hand. ``weights`` empty: all 1. ``offload``: runs
+    synchronous functions; None: daemon threads do."""
 
     def __init__(
         self,
@@ -98,29 +106,31 @@ class FunctionsScorer(CombinedScorer):
         weights: Sequence[float] = (),
         deadline_s: float = 30.0,
         offload: Offload | None = None,
-        state_of: StateOf | None = None,
+        state_of: TrainerStateOf | None = None,
     ) -> None:
-        super().__init__(members(functions, weights=weights, deadline_s=deadline_s, offload=offload, state_of=state_of))
+        super().__init__(
+            function_members(functions, weights=weights, deadline_s=deadline_s, offload=offload, state_of=state_of)
+        )
 
 
-def members(
+def function_members(
     functions: Sequence[Function],
     *,
     weights: Sequence[float] = (),
     deadline_s: float = 30.0,
     offload: Offload | None = None,
-    state_of: StateOf | None = None,
+    state_of: TrainerStateOf | None = None,
 ) -> list[tuple[FunctionSource, ScorerTerms]]:
-    """Members of a panel, one per function. ConfigError for a wrong number of weights, and for what cannot be called."""
+    """Members of a CombinedScorer, one per function. ConfigError for a wrong number of weights, and for what cannot be called."""
     if weights and len(weights) != len(functions):
         raise ConfigError(
             f"reward.weights has {len(weights)} values for {len(functions)} reward.functions; give one each"
         )
-    state_of = state_of or Progress()
+    state_of = state_of or RunProgress()
     return [
         (
             FunctionSource(function, name=name, offload=offload, state_of=state_of),
-            ScorerTerms(weight=weight, deadline_s=deadline_s, at_once=calls_at_once(function)),
+            ScorerTerms(weight=weight, deadline_s=deadline_s, at_once=concurrent_calls(function)),
         )
         for function, name, weight in zip(
             functions, distinct_names(functions), weights or (1.0,) * len(functions), strict=True
@@ -128,30 +138,30 @@ def members(
     ]
 
 
-def calls_at_once(function: Function) -> int:
-    """How many calls of it are made at once: as many as it has threads; 0, any number, of one that is a coroutine."""
-    return 0 if _is_async(function) else CALLS_AT_ONCE
+def concurrent_calls(function: Function) -> int:
+    """Number of concurrent calls of a function: one per thread; 0, any number, for a coroutine function."""
+    return 0 if _is_coroutine_function(function) else CALLS_AT_ONCE
 
 
-def marks(call: Called) -> list[ScoreResult]:
-    """A mark per episode. What was logged as a metric is kept once, with the first."""
+def score_results(call: FunctionAnswer) -> list[ScoreResult]:
+    """Convert an answer to a result per episode. Logged metrics are kept once, with the first."""
     return [
         ScoreResult(
             score=reading.score,
             error=reading.error,
             extra={column: values[at] for column, values in call.extra.items()},
-            metrics=_means(call.metrics) if at == 0 else {},
+            metrics=_mean_by_name(call.metrics) if at == 0 else {},
         )
         for at, reading in enumerate(call.readings)
     ]
 
 
-def _means(values: Sequence[tuple[str, float]]) -> dict[str, float]:
+def _mean_by_name(values: Sequence[tuple[str, float]]) -> dict[str, float]:
     by_name: dict[str, list[float]] = {}
     for name, value in values:
         by_name.setdefault(name, []).append(value)
     return {name: sum(all_of) / len(all_of) for name, all_of in by_name.items()}
 
 
-def _is_async(function: Function) -> bool:
+def _is_coroutine_function(function: Function) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -1,6 +1,6 @@
-"""An LLM as judge: a templated question to any OpenAI-compatible endpoint, and a number read out of its answer.
+"""An LLM as judge: a templated question to any OpenAI-compatible endpoint, and a number parsed from its answer.
 
-What is tried again, and for how long: endpoint.py. The judge is asked with temperature 0.
+Retries are those of endpoint.py. The judge is asked with temperature 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from corrente.data.types import Group
 from corrente.errors import ConfigError, RewardError
 from corrente.score.base import ScoreResult
-from corrente.score.endpoint import SHOWN, Endpoint
+from corrente.score.endpoint import SHOWN_CHARACTERS, Endpoint
 
 
 class _Message(msgspec.Struct):
@@ -28,17 +28,17 @@ class _Choice(msgspec.Struct):
     message: _Message
 
 
-class _Chat(msgspec.Struct):
-    """Of the answer to a chat completion, what is read."""
+class _ChatCompletion(msgspec.Struct):
+    """The fields of a chat completion that are read."""
 
     choices: list[_Choice]
 
 
-class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """How a number is found in an answer, and what it is worth: ``lowest`` is 0 and ``highest`` is 1.
+class JudgeScale(msgspec.Struct, frozen=True, kw_only=True):
+    """Finds a number in an answer and scales it: ``lowest`` becomes 0 and ``highest`` 1.
 
     ``field``: the answer holds a JSON object, and the number is this key of it. Else ``pattern``: the number is the group of the
-    last match. What is not between the two ends is no answer.
+    last match. A number outside the two ends is no answer.
     """
 
     lowest: float = 0.0
@@ -46,20 +46,20 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     field: str = ""
     pattern: str = r"(-?\d+(?:\.\d+)?)"
 
-    def read(self, text: str) -> float:
-        """The reward in an answer. ValueError, with what was wrong, where there is none."""
-        value = self._of_field(text) if self.field else self._of_pattern(text)
+    def parse_reward(self, text: str) -> float:
+        """Parse the reward of an answer. ValueError, with the reason, where there is none."""
+        value = self._number_of_field(text) if self.field else self._number_of_pattern(text)
         if not self.lowest <= value <= self.highest:
             raise ValueError(f"{value:g} is not between {self.lowest:g} and {self.highest:g}")
         return (value - self.lowest) / (self.highest - self.lowest)
 
-    def _of_pattern(self, text: str) -> float:
+    def _number_of_pattern(self, text: str) -> float:
         found = re.findall(self.pattern, text)
         if not found:
             raise ValueError(f"nothing in it matches {self.pattern!r}")
-        return _number(found[-1])
+        return _finite_number(found[-1])
 
-    def _of_field(self, text: str) -> float:
+    def _number_of_field(self, text: str) -> float:
         begin, end = text.find("{"), text.rfind("}")
         try:
             answer = msgspec.json.decode(text[begin : end + 1], type=dict[str, Any])
@@ -67,11 +67,12 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"it is no JSON object ({error})") from None
         if self.field not in answer:
             raise ValueError(f"it has no {self.field!r}")
-        return _number(answer[self.field])
+        return _finite_number(answer[self.field])
 
 
 class JudgeSource:
-    """Implements Source. ``template`` is filled in with {prompt}, {completion} and the prompt's columns. ``close`` when done."""
+    """Implements Source with an LLM judge. ``template`` is filled in with {prompt}, {completion} and the prompt's columns.
+    ``close`` when done."""
 
     single = True
 
@@ -82,7 +83,7 @@ class JudgeSource:
         url: str,
         model: str,
         template: str,
-        scale: Scale,
+        scale: JudgeScale,
         system: str = "",
         token: str = "",
         verify: bool | str = True,
@@ -102,26 +103,26 @@ class JudgeSource:
         self._model, self._template, self._system, self._scale = model, template, system, scale
         self._max_tokens = max_tokens
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """See Source."""
 
     async def close(self) -> None:
         """Close its connections."""
         await self._endpoint.close()
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         """See Source."""
         (episode,) = group.episodes
         fields = {**group.prompt.fields, "prompt": group.prompt.text, "completion": episode.text}
-        said = await self._ask(self._template.format_map(fields))
+        answer = await self._ask(self._template.format_map(fields))
         try:
-            score = self._scale.read(said)
+            score = self._scale.parse_reward(answer)
         except ValueError as error:
-            raise RewardError(f"{self.name}: the judge said {said[-SHOWN:]!r}: {error}") from None
-        return [ScoreResult(score=score, extra={f"{self.name}/said": said})]
+            raise RewardError(f"{self.name}: the judge said {answer[-SHOWN_CHARACTERS:]!r}: {error}") from None
+        return [ScoreResult(score=score, extra={f"{self.name}/said": answer})]
 
     async def _ask(self, question: str) -> str:
-        """The judge's answer. RewardError where there is none, and for what is no chat completion."""
+        """Ask the judge. RewardError where it gives no answer, and for anything but a chat completion."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         body = {
             "model": self._model,
@@ -133,7 +134,7 @@ class JudgeSource:
 
     def _content(self, body: bytes) -> str:
         try:
-            chat = msgspec.json.decode(body, type=_Chat)
+            chat = msgspec.json.decode(body, type=_ChatCompletion)
         except msgspec.DecodeError as error:
             raise RewardError(f"{self.name}: {self._endpoint.url} answered with no chat completion: {error}") from None
         if not chat.choices or not chat.choices[0].message.content:
@@ -141,8 +142,8 @@ class JudgeSource:
         return chat.choices[0].message.content
 
 
-def fields_of(template: str) -> frozenset[str]:
-    """Names that a template asks for. ConfigError when it is no template."""
+def template_fields(template: str) -> frozenset[str]:
+    """Names of the fields in a template. ConfigError when it is no template."""
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError as error:
@@ -152,7 +153,7 @@ def fields_of(template: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _number(value: Any) -> float:
+def _finite_number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{value!r} is no number")
     number = float(value)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from corrente.score.calling import Called, TrainerState
+from corrente.score.calling import FunctionAnswer, TrainerState
 
 MAX_FRAME_BYTES = 1 << 30
 HEADER = struct.Struct(">I")
@@ -50,7 +50,7 @@ class Ask(_Message, frozen=True, kw_only=True):
 
 
 class Answered(_Message, frozen=True, kw_only=True):
-    call: Called
+    call: FunctionAnswer
 
 
 class Raised(_Message, frozen=True, kw_only=True):

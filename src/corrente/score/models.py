@@ -1,8 +1,8 @@
 """Models that score, each in a process of its own: reward models, process-reward models, teachers.
 
 The controller loads no model: it gathers samples (``batching``) and asks the process (``networks``), which is replaced when it
-dies, a few times in a run. Requests of many groups share a batch, and what is asked waits for its turn in one: the deadline is
-that of a batch, from when it is sent.
+dies, a few times in a run. Samples of many groups share a batch. The deadline is that of a batch, from when it is sent; waiting
+for a batch is not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from corrente.errors import ConfigError, DeadlineError, RewardError
 from corrente.score import messages
 from corrente.score.base import ScoreResult
 from corrente.score.batching import Batcher
-from corrente.score.calling import conversation
+from corrente.score.calling import conversation_messages
 from corrente.score.child import Child
 from corrente.score.messages import Opinion, Sample
 
@@ -31,7 +31,7 @@ NICE = 5
 
 
 class ModelProcess:
-    """A process that holds a model. ``open`` starts it; ``run`` must be running for questions to be answered."""
+    """A process that holds a model. ``open`` starts it with ``spawn``; ``run`` must be running for samples to be scored."""
 
     def __init__(
         self,
@@ -45,8 +45,10 @@ class ModelProcess:
         threads: int = 0,
         top: int = 0,
         log: Path | None = None,
+        spawn: Callable[..., Child] = Child.spawn,
     ) -> None:
-        self.name, self._role, self._options = name, role, options
+        self.name, self._spawn = name, spawn
+        self._role, self._options = role, options
         self._deadline_s, self._threads, self._top, self._log = deadline_s, threads, top, log
         self._batcher = Batcher(self._forward, batch=batch, cells=cells)
         self._child: Child | None = None
@@ -54,12 +56,12 @@ class ModelProcess:
 
     async def open(self) -> None:
         """Start the process, and return when the model is loaded. ConfigError when it cannot be."""
-        child = Child.spawn(self._role, self._options, nice=NICE, threads=self._threads, log=self._log)
+        child = self._spawn(self._role, self._options, nice=NICE, threads=self._threads, log=self._log)
         await child.ready(START_S, name=self.name)
         self._child = child
 
     async def run(self) -> None:
-        """Answer questions until cancelled."""
+        """Score samples until cancelled."""
         await self._batcher.run()
 
     def close(self) -> None:
@@ -69,7 +71,7 @@ class ModelProcess:
             self._child = None
 
     async def ask(self, sample: Sample) -> Opinion:
-        """The model's opinion of one sample. RewardError where it has none, DeadlineError where its batch was late."""
+        """Score one sample. RewardError where the model refuses it, DeadlineError where its batch was late."""
         opinion = await self._batcher.ask(sample)
         if opinion.error:
             raise RewardError(f"{self.name}: {opinion.error}")
@@ -125,27 +127,27 @@ AGGREGATES: Mapping[Aggregate, Callable[[list[float]], float]] = {
 
 
 class RewardModelSource:
-    """Implements Source. A sequence classifier's logit for prompt and completion."""
+    """Implements Source: a sequence classifier's logit for prompt and completion."""
 
     single = True
 
     def __init__(self, process: ModelProcess) -> None:
         self.name, self._process = process.name, process
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         """See Source."""
         (episode,) = group.episodes
-        messages = conversation(group.prompt, episode)
+        messages = conversation_messages(group.prompt, episode)
         sample = Sample(prompt=group.prompt.text, completion=episode.text, messages=messages)
         opinion = await self._process.ask(sample)
         return [ScoreResult(score=opinion.score)]
 
 
 class ProcessRewardSource:
-    """Implements Source. A token classifier's score for each step of each completion; the episode's is made of them."""
+    """Implements Source: a token classifier's score for each step of each completion, aggregated over the episode."""
 
     single = True
 
@@ -153,21 +155,21 @@ class ProcessRewardSource:
         self.name, self._process = process.name, process
         self._aggregate = AGGREGATES[aggregate]
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         """See Source. An episode with several completions has the steps of all of them, each judged after all before it."""
         (episode,) = group.episodes
         steps: list[StepScore] = []
-        said = group.prompt.text
+        text_so_far = group.prompt.text
         for at, turn in enumerate(episode.turns):
             if turn.completion is None:
                 continue
             sample = Sample(
-                prompt=said, completion=turn.completion.text, tokens=[int(t) for t in turn.completion.tokens]
+                prompt=text_so_far, completion=turn.completion.text, tokens=[int(t) for t in turn.completion.tokens]
             )
             opinion = await self._process.ask(sample)
             steps += [StepScore(at, s.start, s.stop, s.score) for s in opinion.steps]
-            said += turn.completion.text
+            text_so_far += turn.completion.text
         return [ScoreResult(score=self._aggregate([s.score for s in steps]) if steps else None, steps=tuple(steps))]

@@ -1,4 +1,4 @@
-"""The models of ``models``, in their process. The only file of this package that needs torch.
+"""The models behind ``models``, in their own process. It is the only file of this folder that needs torch.
 
     reward_model      a sequence classifier     prompt + completion, or as a chat      -> one logit
     process_model     a token classifier        prompt, then step, separator, ...      -> a score where each separator ends
@@ -24,7 +24,7 @@ from corrente.score.messages import Opinion, Sample, Step
 
 Respond = Callable[[messages.Question], messages.Answer]
 Encoded = tuple[list[int], str]
-"""Token ids, and why there are none."""
+"""Token ids, and the reason where there are none."""
 
 NO_LIMIT = 1 << 30
 
@@ -35,7 +35,7 @@ def reward_model(*, path: str, dtype: str, chat: bool | str, label: int) -> Resp
     are joined as they are, if it is "given" without special tokens."""
     from transformers import AutoModelForSequenceClassification
 
-    model, tokenizer = _load(AutoModelForSequenceClassification, path, dtype)
+    model, tokenizer = _load_scoring_model(AutoModelForSequenceClassification, path, dtype)
     if not 0 <= label < model.config.num_labels:
         raise ConfigError(f"label = {label}: {path} has {model.config.num_labels} labels, the first is 0")
     given, chat = chat == "given", bool(chat and getattr(tokenizer, "chat_template", None))
@@ -49,15 +49,15 @@ def reward_model(*, path: str, dtype: str, chat: bool | str, label: int) -> Resp
 
     def judge(texts: list[list[int]], samples: list[Sample]) -> list[Opinion]:
         config = model.config.get_text_config()
-        filler = _unused(texts, tokenizer.pad_token_id, vocabulary=config.vocab_size)
+        filler = _unused_token(texts, tokenizer.pad_token_id, vocabulary=config.vocab_size)
         if filler is None and len(texts) > 1:
             return [opinion for text in texts for opinion in judge([text], samples)]
         config.pad_token_id = config.vocab_size if filler is None else filler
-        ids, mask = _padded(texts, filler or 0)
+        ids, mask = _pad_batch(texts, filler or 0)
         logits = model(input_ids=ids, attention_mask=mask).logits[:, label].float()
         return [Opinion(score=value) for value in logits.tolist()]
 
-    return _role(encode, judge, limit=_limit(model))
+    return _make_role(encode, judge, limit=_position_limit(model))
 
 
 def process_model(*, path: str, dtype: str, tokenizer: str, delimiter: str, separator: str, label: int) -> Respond:
@@ -69,7 +69,7 @@ def process_model(*, path: str, dtype: str, tokenizer: str, delimiter: str, sepa
     """
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-    model, own = _load(AutoModelForTokenClassification, path, dtype)
+    model, own = _load_scoring_model(AutoModelForTokenClassification, path, dtype)
     if not 0 <= label < model.config.num_labels:
         raise ConfigError(f"label = {label}: {path} has {model.config.num_labels} labels, the first is 0")
     policy = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
@@ -81,7 +81,7 @@ def process_model(*, path: str, dtype: str, tokenizer: str, delimiter: str, sepa
 
     def encode(sample: Sample) -> list[int]:
         ids = begin + list(own(sample.prompt, add_special_tokens=False).input_ids)
-        pieces = pieces_of(sample.completion, delimiter)
+        pieces = split_steps(sample.completion, delimiter)
         places: list[int] = []
         for start, stop in pieces:
             ids += [*own(sample.completion[start:stop], add_special_tokens=False).input_ids, *mark]
@@ -91,7 +91,7 @@ def process_model(*, path: str, dtype: str, tokenizer: str, delimiter: str, sepa
         return ids
 
     def judge(texts: list[list[int]], samples: list[Sample]) -> list[Opinion]:
-        ids, mask = _padded(texts, own.pad_token_id or 0)
+        ids, mask = _pad_batch(texts, own.pad_token_id or 0)
         logits = model(input_ids=ids, attention_mask=mask).logits.float()
         good = logits[..., 0].sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)[..., label]
         opinions: list[Opinion] = []
@@ -102,7 +102,7 @@ def process_model(*, path: str, dtype: str, tokenizer: str, delimiter: str, sepa
         ends.clear()  # those of refused samples are left
         return opinions
 
-    return _role(encode, judge, limit=_limit(model))
+    return _make_role(encode, judge, limit=_position_limit(model))
 
 
 def teacher(*, path: str, dtype: str, tokenizer: str, temperature: float = 1.0) -> Respond:
@@ -111,25 +111,26 @@ def teacher(*, path: str, dtype: str, tokenizer: str, temperature: float = 1.0) 
     from transformers import AutoModelForCausalLM
 
     if tokenizer:
-        vocabulary.check(tokenizer, path)
-    model, own = _load(AutoModelForCausalLM, path, dtype)
+        vocabulary.check_same_vocabulary(tokenizer, path)
+    model, own = _load_scoring_model(AutoModelForCausalLM, path, dtype)
 
     def answer(question: messages.Question) -> messages.Answer:
         assert isinstance(question, messages.Judge)
 
         def judge(texts: list[list[int]], samples: list[Sample]) -> list[Opinion]:
-            ids, mask = _padded(texts, own.pad_token_id or 0)
+            ids, mask = _pad_batch(texts, own.pad_token_id or 0)
             logits = model(input_ids=ids, attention_mask=mask).logits
             return [
-                _predicted(logits[row, : len(text)] / temperature, text, question.top) for row, text in enumerate(texts)
+                _teacher_opinion(logits[row, : len(text)] / temperature, text, question.top)
+                for row, text in enumerate(texts)
             ]
 
-        return _role(lambda sample: sample.tokens, judge, limit=_limit(model))(question)
+        return _make_role(lambda sample: sample.tokens, judge, limit=_position_limit(model))(question)
 
     return answer
 
 
-def _predicted(logits: torch.Tensor, text: list[int], top: int) -> Opinion:
+def _teacher_opinion(logits: torch.Tensor, text: list[int], top: int) -> Opinion:
     logprobs = logits[:-1].float().log_softmax(-1)
     taken = logprobs.gather(-1, torch.tensor(text[1:]).unsqueeze(-1)).squeeze(-1)
     likeliest = logprobs.topk(top) if top else None
@@ -140,13 +141,13 @@ def _predicted(logits: torch.Tensor, text: list[int], top: int) -> Opinion:
     )
 
 
-def _role(
+def _make_role(
     encode: Callable[[Sample], list[int]],
     judge: Callable[[list[list[int]], list[Sample]], list[Opinion]],
     *,
     limit: int,
 ) -> Respond:
-    """A role that judges what fits into the model, and says of the rest why it does not."""
+    """Make a role that scores the samples that fit into the model, and refuses the others with a reason."""
 
     @torch.inference_mode()
     def answer(question: messages.Question) -> messages.Answer:
@@ -167,7 +168,7 @@ def _refusal(length: int, limit: int) -> str:
     return f"{length} tokens, and the model reads at most {limit}" if length > limit else ""
 
 
-def _load(kind: Any, path: str, dtype: str) -> tuple[Any, Any]:
+def _load_scoring_model(kind: Any, path: str, dtype: str) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_bars
 
@@ -188,13 +189,13 @@ def _load(kind: Any, path: str, dtype: str) -> tuple[Any, Any]:
     return model.eval().requires_grad_(False), tokenizer
 
 
-def _limit(model: Any) -> int:
+def _position_limit(model: Any) -> int:
     config = model.config.get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or NO_LIMIT)
 
 
-def _padded(texts: Sequence[list[int]], filler: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and attention mask (B, L), padded on the right."""
+def _pad_batch(texts: Sequence[list[int]], filler: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad texts on the right. Returns ids and attention mask (B, L)."""
     longest = max(len(text) for text in texts)
     ids = torch.full((len(texts), longest), filler)
     mask = torch.zeros((len(texts), longest), dtype=torch.long)
@@ -204,15 +205,15 @@ def _padded(texts: Sequence[list[int]], filler: int) -> tuple[torch.Tensor, torc
     return ids, mask
 
 
-def _unused(texts: Sequence[list[int]], pad: int | None, *, vocabulary: int) -> int | None:
-    """A token that occurs in no text: ``pad`` if it does not, else the smallest; None when all are used."""
+def _unused_token(texts: Sequence[list[int]], pad: int | None, *, vocabulary: int) -> int | None:
+    """Find a token that occurs in no text: ``pad`` if possible, else the smallest; None when all are used."""
     used = {token for text in texts for token in text}
     candidates = (token for token in (pad, *range(vocabulary)) if token is not None and token not in used)
     return next(candidates, None)
 
 
-def pieces_of(text: str, delimiter: str) -> list[tuple[int, int]]:
-    """Where the steps of a text start and stop: what ``delimiter`` leaves, without what is blank."""
+def split_steps(text: str, delimiter: str) -> list[tuple[int, int]]:
+    """Character spans of the steps of a text: the parts between matches of ``delimiter`` that are not blank."""
     bounds = [0, *(place for found in re.finditer(delimiter, text) for place in found.span()), len(text)]
     pieces = list(zip(bounds[::2], bounds[1::2], strict=True))
     return [(start, stop) for start, stop in pieces if text[start:stop].strip()]

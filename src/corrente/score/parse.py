@@ -1,4 +1,4 @@
-"""What a reward function answered, as marks: every way to answer wrongly is told apart by value, not by exception."""
+"""Parses the answers of reward functions. Every wrong answer becomes an error value, not an exception."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from corrente.data.types import LARGEST_REWARD
 
 
 class ParsedScore(msgspec.Struct, frozen=True):
-    """One value of an answer: a number, None where it does not apply, or why it is neither."""
+    """One value of an answer: a number, None where it does not apply, or an error."""
 
     score: float | None = None
     error: str = ""
 
 
-def read(name: str, answer: Any, *, count: int) -> list[ParsedScore]:
-    """``count`` readings of the answer that ``name`` gave."""
+def parse_answer_values(name: str, answer: Any, *, count: int) -> list[ParsedScore]:
+    """Parse the answer of the function ``name`` into ``count`` scores."""
     values = _as_list(answer, most=count)
     if values is None:
         shape = f"answered with {type(answer).__name__}, a list of {count} numbers or None is needed"
@@ -29,11 +29,11 @@ def read(name: str, answer: Any, *, count: int) -> list[ParsedScore]:
         cut_short = len(values) > count and not isinstance(answer, Collection)
         many = f"more than {count}" if cut_short else str(len(values))
         return [ParsedScore(error=f"{name}: answered with {many} values for {count} completions")] * count
-    return [number(name, value) for value in values]
+    return [parse_score(name, value) for value in values]
 
 
-def number(name: str, value: Any) -> ParsedScore:
-    """One value: a finite number, small enough for float32 to compute with, or None."""
+def parse_score(name: str, value: Any) -> ParsedScore:
+    """Parse one value: a finite number, small enough to compute with in float32, or None."""
     if value is None:
         return ParsedScore()
     try:
@@ -48,7 +48,7 @@ def number(name: str, value: Any) -> ParsedScore:
 
 
 def _as_list(answer: Any, *, most: int) -> list[Any] | None:
-    """Its values; of what does not say how many it has, one more than ``most`` at most. A set has no order, and is no answer."""
+    """The values of an answer, None for no list; of an iterator at most ``most`` + 1. A set has no order, and is no answer."""
     if isinstance(answer, str | bytes | Mapping | Set):
         return None
     try:

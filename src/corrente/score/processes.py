@@ -22,10 +22,10 @@ from corrente.data.types import Group
 from corrente.errors import ConfigError, RewardError
 from corrente.score import messages
 from corrente.score.base import ScoreResult
-from corrente.score.calling import Log, arguments, called, columns
+from corrente.score.calling import FunctionLog, function_arguments, function_columns, parse_function_answer
 from corrente.score.child import Child
-from corrente.score.functions import StateOf, marks
-from corrente.score.resolve import name_of, resolve
+from corrente.score.functions import TrainerStateOf, score_results
+from corrente.score.resolve import function_name, resolve_function
 
 ROLE = "corrente.score.processes:respond"
 START_S = 120.0
@@ -42,14 +42,14 @@ class ProcessSource:
         self,
         function: str | Callable[..., Any],
         *,
-        state_of: StateOf,
+        state_of: TrainerStateOf,
         options: Mapping[str, Any] | None = None,
         name: str = "",
         workers: int = 1,
         log: Path | None = None,
     ) -> None:
         self._path = function if isinstance(function, str) else path_of(function)
-        self.name = name or name_of(resolve(self._path))
+        self.name = name or function_name(resolve_function(self._path))
         self._options = dict(options or {})
         self._state_of, self._workers, self._log = state_of, workers, log
         self._idle: list[Child] = []
@@ -67,12 +67,12 @@ class ProcessSource:
             child.kill()
         self._idle, self._busy = [], set()
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """See Source. Starts a process where one was killed."""
         if not self._idle:
             await self._start()
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
         """See Source. Cancelled, the process is killed."""
         question = self._question(group)
         child = self._idle.pop()
@@ -88,7 +88,7 @@ class ProcessSource:
             else:
                 child.kill()
         if isinstance(answer, messages.Answered):
-            return marks(answer.call)
+            return score_results(answer.call)
         assert isinstance(answer, messages.Raised)
         raise RewardError(f"{self.name}: {answer.error}")
 
@@ -98,7 +98,7 @@ class ProcessSource:
         self._idle.append(child)
 
     def _question(self, group: Group) -> messages.Ask:
-        given = columns(group)
+        given = function_columns(group)
         given.pop("environments", None)  # live objects: a function that asks for them is refused when it is made
         for column, values in given.items():
             try:
@@ -110,18 +110,18 @@ class ProcessSource:
 
 def respond(*, path: str, name: str, options: Mapping[str, Any]) -> Callable[[messages.Question], messages.Answer]:
     """In the process: the role of a function."""
-    function = functools.partial(resolve(path), **options)
+    function = functools.partial(resolve_function(path), **options)
 
     def answer(question: messages.Question) -> messages.Answer:
         assert isinstance(question, messages.Ask)
-        log = Log(question.count)
+        log = FunctionLog(question.count)
         try:
-            result = function(**arguments(function, question.columns, question.state, log))
+            result = function(**function_arguments(function, question.columns, question.state, log))
             if inspect.isawaitable(result):
                 result = anyio.run(_awaited, result)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is still set would go off in the next call
-        return messages.Answered(call=called(name, result, log, count=question.count))
+        return messages.Answered(call=parse_function_answer(name, result, log, count=question.count))
 
     return answer
 
@@ -135,7 +135,7 @@ def path_of(function: Callable[..., Any]) -> str:
 
     def refuse(why: str) -> ConfigError:
         return ConfigError(
-            f"reward function {name_of(function)}: {why}, and a process imports its function by name; move it to a module "
+            f"reward function {function_name(function)}: {why}, and a process imports its function by name; move it to a module "
             "or run it in a thread"
         )
 

@@ -1,4 +1,4 @@
-"""Answers to tasks of reasoning-gym, judged by the dataset a task is from: many tasks have more than one right answer.
+"""Scores answers to tasks of reasoning-gym with the task's own dataset: many tasks have more than one right answer.
 
 The task is made again from the columns that ``prompts.kind = "reasoning_gym"`` gives, so nothing but plain data has to cross
 processes. Making datasets imports the package, which takes seconds; the first call pays for it.
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from corrente.errors import ConfigError, RewardError
-from corrente.score.completion_text import Completion, said
+from corrente.score.completion_text import Completion, completion_text
 
 
 def reasoning_gym(
@@ -28,30 +28,33 @@ def reasoning_gym(
     *,
     tag: str = "answer",
 ) -> list[float]:
-    """What the dataset gives for the answer, between 0 and 1. The answer is what the last ``<tag>`` holds; without one, the first
+    """The dataset's score of the answer, between 0 and 1. The answer is the content of the last ``<tag>``; without one, the first
     line. An empty ``tag``: all of the completion. RewardError where the task made again is not the one that was played."""
-    keys = zip(task, map(_key, task_options), task_seed, task_size, task_index, strict=True)
-    return [_judged(said(c), key, want, tag) for c, key, want in zip(completions, keys, answer, strict=True)]
+    keys = zip(task, map(_options_key, task_options), task_seed, task_size, task_index, strict=True)
+    return [
+        _score_answer(completion_text(c), key, want, tag)
+        for c, key, want in zip(completions, keys, answer, strict=True)
+    ]
 
 
-def answered(text: str, *, tag: str) -> str:
-    """The answer in a completion."""
+def extract_answer(text: str, *, tag: str) -> str:
+    """Extract the answer from a completion."""
     if not tag:
         return text.strip()
     found = re.findall(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", text, re.DOTALL)
     return (found[-1] if found else text.strip().split("\n", 1)[0]).strip()
 
 
-def _judged(text: str, key: tuple[str, bytes, int, int, int], want: str, tag: str) -> float:
+def _score_answer(text: str, key: tuple[str, bytes, int, int, int], want: str, tag: str) -> float:
     task, options, seed, size, index = key
     dataset = _dataset(task, options, seed, size)
-    entry = _entry(task, options, seed, size, index)
+    entry = _dataset_entry(task, options, seed, size, index)
     if str(entry["answer"]) != want:
         raise RewardError(f"reasoning_gym: {task} gives another task each time for one seed, so it cannot be judged")
-    return float(dataset.score_answer(answered(text, tag=tag), entry))
+    return float(dataset.score_answer(extract_answer(text, tag=tag), entry))
 
 
-def _key(options: Mapping[str, Any]) -> bytes:
+def _options_key(options: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(options, order="sorted")
 
 
@@ -65,5 +68,5 @@ def _dataset(task: str, options: bytes, seed: int, size: int) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _entry(task: str, options: bytes, seed: int, size: int, index: int) -> Any:
+def _dataset_entry(task: str, options: bytes, seed: int, size: int, index: int) -> Any:
     return _dataset(task, options, seed, size)[index]

@@ -1,4 +1,4 @@
-"""From what a config says to a callable: a built-in name, "package.module:function", or "path/to/file.py:function"."""
+"""Resolves a reward function's name: a built-in one, "package.module:function", or "path/to/file.py:function"."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from corrente.score.builtins import BUILTINS
 
 Function = Callable[..., Any]
 
-GIVEN = ("prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric")
-"""What every reward function may ask for besides the dataset's columns."""
+OFFERED_ARGUMENTS = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "environments",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+)
+"""Arguments on offer to every reward function besides the dataset's columns."""
 
 
-def resolve(name: str, *, key: str = "reward.functions") -> Function:
-    """A built-in function, or what ``named.find`` finds."""
+def resolve_function(name: str, *, key: str = "reward.functions") -> Function:
+    """Find a built-in function, or import one with ``import_callable``."""
     return BUILTINS[name] if name in BUILTINS else import_callable(name, key=key, builtins=BUILTINS)
 
 
-def name_of(function: Function) -> str:
-    """A name for messages and metrics: the function's own, that of what a partial wraps, or the class's."""
+def function_name(function: Function) -> str:
+    """A function's name in messages and metrics: its own, that of the function in a partial, or its class's."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)
@@ -30,10 +38,10 @@ def name_of(function: Function) -> str:
 
 
 def distinct_names(functions: Sequence[Function]) -> tuple[str, ...]:
-    """Their names, numbered from the second on where they repeat."""
+    """Names of functions, numbered from the second on where they repeat."""
     names: list[str] = []
     for function in functions:
-        name = base = name_of(function)
+        name = base = function_name(function)
         number = 1
         while name in names:
             number += 1
@@ -42,8 +50,8 @@ def distinct_names(functions: Sequence[Function]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def accepted(function: Function) -> frozenset[str] | None:
-    """Names of the keyword arguments it takes; None: any. Signatures that cannot be read count as any."""
+def accepted_arguments(function: Function) -> frozenset[str] | None:
+    """Names of the keyword arguments a function takes; None: any. A signature that cannot be read counts as any."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -53,8 +61,8 @@ def accepted(function: Function) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
-def needed(function: Function) -> tuple[str, ...]:
-    """Names of the arguments it cannot do without."""
+def required_arguments(function: Function) -> tuple[str, ...]:
+    """Names of the arguments without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""A teacher behind vLLM's OpenAI-compatible endpoint: log-probs of a prompt's own tokens, which its ``/v1/completions`` gives.
+"""A teacher behind vLLM's OpenAI-compatible endpoint: ``/v1/completions`` returns the log-probs of a prompt's own tokens.
 
-What is sent is token ids, so nothing is tokenised again. Servers return untempered log-probs, so they teach where tokens are
-sampled at temperature 1. One token has to be generated for an answer to come; it is thrown away.
+Token ids are sent, so nothing is tokenised again. Servers return untempered log-probs, so they can teach where tokens are
+sampled at temperature 1. The server must generate one token; it is thrown away.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class _Choice(msgspec.Struct):
     prompt_logprobs: list[dict[str, _Entry] | None] | None = None
 
 
-class _Completion(msgspec.Struct):
-    """Of the answer to a completion, what is read."""
+class _CompletionAnswer(msgspec.Struct):
+    """The fields of a completion's answer that are read."""
 
     choices: list[_Choice]
 
 
 class ServedTeacher:
-    """Implements Teacher. ``model``: the name the server knows it by."""
+    """Implements Teacher over a server. ``model``: its name there."""
 
     def __init__(self, endpoint: Endpoint, *, model: str, name: str) -> None:
         self._endpoint, self._model, self._name = endpoint, model, name
@@ -46,17 +46,17 @@ class ServedTeacher:
         }
         answer = await self._endpoint.ask(body)
         try:
-            (choice,) = msgspec.json.decode(answer, type=_Completion).choices
+            (choice,) = msgspec.json.decode(answer, type=_CompletionAnswer).choices
         except (msgspec.DecodeError, ValueError) as error:
             raise RewardError(f"{self._name}: {self._endpoint.url} answered with no completion: {error}") from None
-        return _scores(choice, tokens, top, who=f"{self._name}: {self._endpoint.url}")
+        return _prompt_scores(choice, tokens, top, who=f"{self._name}: {self._endpoint.url}")
 
     async def close(self) -> None:
         """Close its connections."""
         await self._endpoint.close()
 
 
-def _scores(choice: _Choice, tokens: Tokens, top: int, *, who: str) -> Scores:
+def _prompt_scores(choice: _Choice, tokens: Tokens, top: int, *, who: str) -> Scores:
     places = choice.prompt_logprobs
     if places is None:
         raise RewardError(f"{who} gives no log-probs of a prompt; vLLM does")

@@ -1,7 +1,7 @@
 """Teachers: another model's log-probs of the tokens the policy sampled, for distillation.
 
-Any engine can teach (``Engine.score``): one in a process of its own, a server, the policy of some versions ago. What it says is
-kept with the episode, aligned token by token; it gives no reward by itself. Tokens are those that were sampled, never
+Any engine can teach (``Engine.score``): one in a process of its own, a server, the policy of some versions ago. Its log-probs are
+stored with the episode, aligned token by token; it gives no reward by itself. Tokens are those that were sampled, never
 re-tokenised, so teacher and policy must read the same vocabulary. No gradient can flow here: it is data when the learner sees it.
 """
 
@@ -12,28 +12,28 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from corrente.data.types import Episode, Group, Scores, TeacherTurn, Tokens, concat_tokens
+from corrente.data.types import Episode, Group, Scores, TeacherLogprobs, Tokens, concat_tokens
 from corrente.errors import RewardError
 from corrente.score.base import ScoreResult
 
-Place = tuple[int, int, int]
-"""A turn, and where its tokens start and stop in a context."""
+TokenPlace = tuple[int, int, int]
+"""A turn's index, and the start and stop of its tokens in a context."""
 
 
 class Teacher(Protocol):
-    """What of an engine a teacher needs. See engine.base.Engine."""
+    """The part of an engine that a teacher needs. See engine.base.Engine."""
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores: ...
 
 
-class Borrowed:
-    """Implements Teacher: one that is made elsewhere, and lent before the first question."""
+class TeacherSlot:
+    """Implements Teacher with one that is made later: the runtime fills the slot before the first call."""
 
     def __init__(self) -> None:
         self._teacher: Teacher | None = None
 
-    def lend(self, teacher: Teacher) -> None:
-        """From now on ``teacher`` is asked."""
+    def fill(self, teacher: Teacher) -> None:
+        """Use ``teacher`` from now on."""
         self._teacher = teacher
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
@@ -44,9 +44,9 @@ class Borrowed:
 
 
 class TeacherSource:
-    """Implements Source. ``top``: how many of the teacher's likeliest tokens are kept at each place. ``where``: columns of the
-    prompts it teaches, and the values they have there; ``weight``: what it counts beside other teachers. Held-out prompts are
-    not taught: nobody learns from them."""
+    """Implements Source. ``top``: number of the teacher's likeliest tokens that are kept at each place. ``where``: columns of the
+    prompts it teaches, and their values; ``weight``: its weight beside other teachers. Held-out prompts are not taught, for
+    nothing is trained on them."""
 
     single = True
 
@@ -62,29 +62,29 @@ class TeacherSource:
         self.name, self._teacher, self._top = name, teacher, top
         self._weight, self._where = weight, where or {}
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """See Source."""
 
-    async def mark(self, group: Group) -> Sequence[ScoreResult]:
-        """See Source. The score is None: what the log-probs are worth is for the algorithm to say."""
+    async def score_episodes(self, group: Group) -> Sequence[ScoreResult]:
+        """See Source. The score is None: the algorithm decides what log-probs are worth."""
         (episode,) = group.episodes
-        if group.id < 0 or not concerns(self._where, group.prompt.fields):
+        if group.id < 0 or not matches_columns(self._where, group.prompt.fields):
             return [ScoreResult()]
-        taught: list[TeacherTurn] = []
-        for tokens, places in contexts(episode):
+        taught: list[TeacherLogprobs] = []
+        for tokens, places in scored_contexts(episode):
             scores = await self._teacher.score(tokens, top=self._top)
             if len(scores.logprobs) != len(tokens) - 1:
                 raise RewardError(f"{self.name}: {len(scores.logprobs)} log-probs for {len(tokens)} tokens")
-            taught += [self._taught(scores, turn, start, stop) for turn, start, stop in places]
-        versions = [word.version for word in taught if word.version is not None]
+            taught += [self._teacher_turn(scores, turn, start, stop) for turn, start, stop in places]
+        versions = [turn.version for turn in taught if turn.version is not None]
         metrics = {f"{self.name}_version": sum(versions) / len(versions)} if versions else {}
         return [ScoreResult(taught=tuple(taught), metrics=metrics)]
 
-    def _taught(self, scores: Scores, turn: int, start: int, stop: int) -> TeacherTurn:
+    def _teacher_turn(self, scores: Scores, turn: int, start: int, stop: int) -> TeacherLogprobs:
         here = slice(start - 1, stop - 1)  # scores begin with the second token
         if not np.isfinite(scores.logprobs[here]).all():
             raise RewardError(f"{self.name}: a token of turn {turn} has no finite log-prob")
-        return TeacherTurn(
+        return TeacherLogprobs(
             teacher=self.name,
             turn=turn,
             logprobs=scores.logprobs[here],
@@ -95,27 +95,27 @@ class TeacherSource:
         )
 
 
-def concerns(where: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
-    """Whether a prompt with these columns is among those that ``where`` names."""
+def matches_columns(where: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """True if a prompt with these columns is among those that ``where`` selects."""
     wanted = {column: value if isinstance(value, list) else [value] for column, value in where.items()}
     return all(fields.get(column) in values for column, values in wanted.items())
 
 
-def contexts(episode: Episode) -> list[tuple[Tokens, list[Place]]]:
-    """For every end of the conversation, all its tokens, and the places of the sampled turns that no context before it has.
+def scored_contexts(episode: Episode) -> list[tuple[Tokens, list[TokenPlace]]]:
+    """Contexts to score: for every leaf of the conversation its tokens, and the places of sampled turns that no earlier one has.
 
     A turn without a parent follows the one before it. A completion at the very beginning has nothing that precedes its first
     token, which no model can score: RewardError.
     """
     parents = [at - 1 if turn.parent is None else turn.parent for at, turn in enumerate(episode.turns)]
     seen: set[int] = set()
-    out: list[tuple[Tokens, list[Place]]] = []
+    out: list[tuple[Tokens, list[TokenPlace]]] = []
     for end in (at for at in range(len(parents)) if at not in parents):
         path, at = [end], parents[end]
         while at >= 0:
             path.insert(0, at)
             at = parents[at]
-        places: list[Place] = []
+        places: list[TokenPlace] = []
         begin = 0
         for turn in path:
             stop = begin + len(episode.turns[turn].tokens)

@@ -1,4 +1,4 @@
-"""Whether a teacher reads the tokens that the policy writes. Imports transformers on use only, and no torch."""
+"""Compares a teacher's vocabulary with the policy's. Imports transformers on use only, and no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from corrente.errors import ConfigError
 
 
-def check(policy: str, teacher: str) -> None:
+def check_same_vocabulary(policy: str, teacher: str) -> None:
     """Raise ConfigError unless the tokenizers in these two directories are the same map from tokens to ids."""
     from transformers import AutoTokenizer
 
@@ -15,13 +15,13 @@ def check(policy: str, teacher: str) -> None:
         ours, theirs = (AutoTokenizer.from_pretrained(path, local_files_only=True) for path in (policy, teacher))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{teacher} has no tokenizer to be compared with the policy's: {error}") from error
-    if difference := vocabularies(ours, theirs):
+    if difference := vocabulary_difference(ours, theirs):
         raise ConfigError(f"{teacher} does not read the policy's tokens: {difference}")
 
 
-def vocabularies(one: Any, other: Any) -> str:
-    """In what two tokenizers differ: the first token that is not the same in both, or the token that begins or ends a text;
-    empty when they agree. A policy that ends its texts with another token would learn from its teacher never to end."""
+def vocabulary_difference(one: Any, other: Any) -> str:
+    """Describe the difference of two tokenizers: the first token that differs, or the token that begins or ends a text; empty
+    when they agree. A policy that ends its texts with another token would learn from its teacher never to end."""
     ours, theirs = one.get_vocab(), other.get_vocab()
     for name in ("bos_token", "eos_token"):
         if getattr(one, name) != getattr(other, name):

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from corrente.data.types import ApplyMode, Batch, Episode, Group, Metrics, Prompt, Request, Row, Sampling, Turn
-from corrente.env.base import Generate, Played
+from corrente.env.base import Generate, PlayedEpisode
 from corrente.errors import CheckpointError, DivergedError, RewardError, RolloutError, SyncError
 from corrente.sim.distributions import Distribution, Fixed, generator
 from corrente.sim.engine import VirtualEngine
@@ -94,7 +94,7 @@ class VirtualEnv:
         self._seed = seed
         self._chaos = chaos or Chaos(seed=seed)
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         rng = generator(self._seed, "tool", key) if self._turns > 1 else None
         await self._chaos.strike("env", key, RolloutError)
         turns = [Turn(speaker="user", tokens=prompt.tokens)]
@@ -108,7 +108,7 @@ class VirtualEnv:
             completion = await generate(request)
             turns.append(Turn(speaker="policy", tokens=completion.tokens, completion=completion, parent=len(turns) - 1))
             context = np.concatenate([context, completion.tokens])
-        return Played(turns=tuple(turns))
+        return PlayedEpisode(turns=tuple(turns))
 
 
 class VirtualScorer:

@@ -3,9 +3,11 @@
 ``check_<protocol>(make, ...)`` holds an implementation to the contract in the docstring of its Protocol, and fails with a
 ``ContractError`` that begins with the broken clause. Those that are async run under asyncio and under trio alike;
 ``run_virtual`` runs them, or anything else, in virtual time, decided by a seed; ``simulate(config, world)`` runs the whole
-pipeline so. See docs/how-to/write-an-implementation.md.
+pipeline so. ``samples`` builds small valid prompts, episodes, groups, rows and configs.
+See docs/how-to/write-an-implementation.md.
 """
 
+from corrente.testing import samples
 from corrente.testing.buffers import check_buffer
 from corrente.testing.clock import run_virtual
 from corrente.testing.engines import EngineCase, check_engine
@@ -33,5 +35,6 @@ __all__ = [
     "check_staleness",
     "check_sync",
     "run_virtual",
+    "samples",
     "simulate",
 ]

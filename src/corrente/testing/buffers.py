@@ -8,8 +8,8 @@ import anyio
 
 from corrente.buffer.base import Buffer
 from corrente.errors import EndOfStream
+from corrente.testing import samples
 from corrente.testing.expect import expect, expect_raises, pending
-from corrente.testing.samples import group
 
 Make = Callable[[], Buffer]
 
@@ -56,7 +56,7 @@ async def _slots_are_charged_and_freed(make: Make) -> None:
     limit = held.slots
     expect(limit in (0, len(ids)), "reserve waits exactly when every slot is held", held)
     for i in ids:
-        buffer.put(group(i))
+        buffer.put(samples.group(id=i))
     held = buffer.occupancy()
     expect((held.generating, held.ready) == (0, len(ids)), "put moves a group from generating to ready", held)
     taken = await buffer.take(1)
@@ -102,7 +102,7 @@ async def _take_is_in_admission_order(make: Make) -> None:
     buffer = make()
     ids = await _fill(buffer)
     for i in reversed(ids):
-        buffer.put(group(i))
+        buffer.put(samples.group(id=i))
     seen = [g.id for g in await buffer.take(len(ids))]
     expect(seen == ids, "take returns groups in admission order, whatever the order in which they finished", seen)
 
@@ -110,14 +110,14 @@ async def _take_is_in_admission_order(make: Make) -> None:
 async def _a_cancelled_take_takes_nothing(make: Make) -> None:
     buffer = make()
     ids = await _fill(buffer)
-    buffer.put(group(ids[0]))
+    buffer.put(samples.group(id=ids[0]))
     async with pending(lambda: buffer.take(2)) as call:
         expect(not call.done, "take waits until it has as many groups as it was asked for")
         await call.cancel()
     held = buffer.occupancy()
     expect((held.ready, held.training) == (1, 0), "cancelling take takes nothing", held)
     async with pending(lambda: buffer.take(2)) as call:  # the last group comes and the caller is cancelled at once
-        buffer.put(group(ids[1]))
+        buffer.put(samples.group(id=ids[1]))
         await call.cancel()
         taken = [g.id for g in call.result] if call.done else [g.id for g in await buffer.take(2)]
     expect(taken == ids[:2], "a group that comes as its taker is cancelled is not lost", taken)
@@ -128,13 +128,13 @@ async def _drop_frees_at_once_wherever_the_group_is(make: Make) -> None:
     ids = await _fill(buffer)
     buffer.drop(ids[0])
     expect(len(fresh := await _fill(buffer)) == 1, "dropping a group that is generating admits one")
-    buffer.put(group(ids[1]))
+    buffer.put(samples.group(id=ids[1]))
     buffer.drop(ids[1])
     expect(buffer.occupancy().ready == 0, "a group dropped while it waits is gone", buffer.occupancy())
     fresh += await _fill(buffer)
     expect(len(fresh) == 2, "dropping a group that waits admits one", len(fresh))
     for i in [*ids[2:], *fresh]:
-        buffer.put(group(i))
+        buffer.put(samples.group(id=i))
     taken = (await buffer.take(1))[0].id
     fresh = await _fill(buffer)
     buffer.drop(taken)
@@ -147,7 +147,7 @@ async def _a_dropped_group_holds_up_nobody(make: Make) -> None:
     buffer = make()
     ids = await _fill(buffer)
     for i in ids[1:]:
-        buffer.put(group(i))
+        buffer.put(samples.group(id=i))
     async with pending(lambda: buffer.take(len(ids) - 1)) as call:
         buffer.drop(ids[0])
         await anyio.wait_all_tasks_blocked()
@@ -167,7 +167,7 @@ async def _close_ends_admission_and_nothing_else(make: Make) -> None:
     async with pending(lambda: buffer.take(len(ids) + 5)) as call:
         expect(not call.done, "after close take still waits for the groups admitted before")
         for i in ids[:-1]:
-            buffer.put(group(i))
+            buffer.put(samples.group(id=i))
         await anyio.wait_all_tasks_blocked()
         expect(call.done, "after close take returns what is left once no more can come")
         expect([g.id for g in call.result] == ids[:-1], "and that is everything left", [g.id for g in call.result])

@@ -12,8 +12,8 @@ from corrente.data.types import ApplyMode
 from corrente.errors import SyncError
 from corrente.inflight.base import InflightPolicy, Whole
 from corrente.staleness.base import StalenessPolicy
+from corrente.testing import samples
 from corrente.testing.expect import expect, expect_raises, pending
-from corrente.testing.samples import group
 
 Promise = Literal["", "requests", "groups", "interrupted"]
 """What has happened when a policy flips: nothing, requests or groups have finished, or requests were interrupted."""
@@ -140,10 +140,10 @@ def check_staleness(make: Callable[[], StalenessPolicy]) -> None:
     """Hold ``make()`` to the contract of staleness/base.py on groups of several ages, mixed ones and empty ones."""
     policy = make()
     groups = [
-        group(0, versions=(0, 0)),
-        group(1, versions=(0, 0, 1, 2)),
-        group(2, versions=(3, 3), admitted_version=3),
-        group(3, versions=(), admitted_version=2),
+        samples.group(id=0, versions=(0, 0)),
+        samples.group(id=1, versions=(0, 0, 1, 2)),
+        samples.group(id=2, versions=(3, 3), admitted_version=3),
+        samples.group(id=3, versions=(), admitted_version=2),
     ]
     for subject in groups:
         verdicts = [policy.judge(subject, version) for version in range(3, 12)]
@@ -155,5 +155,5 @@ def check_staleness(make: Callable[[], StalenessPolicy]) -> None:
             oldest = verdict.oldest_trainable
             expect(oldest is None or oldest <= version, "tokens of the present version may be trained on", verdict)
     for versions in ((5, 5), ()):
-        fresh = policy.judge(group(4, versions=versions, admitted_version=5), 5)
+        fresh = policy.judge(samples.group(id=4, versions=versions, admitted_version=5), 5)
         expect(not fresh.stale, "a group of the present version is not stale, not even one without tokens", fresh)

@@ -16,8 +16,8 @@ from corrente.errors import GenerationError
 from corrente.observe.base import Sink
 from corrente.prompts.base import Prompts
 from corrente.score.base import Scorer
+from corrente.testing import samples
 from corrente.testing.expect import expect, expect_raises
-from corrente.testing.samples import completion
 
 
 def check_prompts(make: Callable[[], Prompts], *, most: int = 50) -> None:
@@ -68,7 +68,7 @@ async def check_env(make: Callable[[], Env], prompt: Prompt) -> None:
     async def generate(request: Request) -> Completion:
         requests.append(request)
         await anyio.lowlevel.checkpoint()
-        return completion()
+        return samples.completion()
 
     played = await make().play(prompt, generate, key="7/1", group="7", seed=11)
     expect(len(requests) >= 1, "play asks the engine for something")

@@ -6,6 +6,7 @@ checkpoints. ``World`` says how long things take and what goes wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from corrente.controller import pipeline
 from corrente.controller.parts import Parts, RunResult
 from corrente.controller.snapshot import Snapshot
 from corrente.data.types import Sampling
+from corrente.engine.base import EngineStats
 from corrente.entrypoints.assemble import build_buffer, build_inflight, derive_plan
 from corrente.errors import CheckpointError
 from corrente.learner.base import Learner
@@ -146,14 +148,29 @@ class Simulation(msgspec.Struct, kw_only=True, eq=False):
         return max((entry.age for entry in self.consumed), default=0)
 
     @property
+    def engine_stats(self) -> EngineStats:
+        """The engine's counters once the run is over; tokens of calls that were cancelled are among them."""
+        return run_virtual(self.engine.stats)
+
+    @property
     def counts(self) -> dict[str, int]:
         """Groups per outcome. AssertionError when the run did not end well, with what ended it."""
         assert self.outcome is not None, f"the run failed: {self.error!r}"
         return dict(self.outcome.counts)
 
 
-def build(config: RunConfig, world: World, *, resume: tuple[Snapshot, int] | None = None) -> Simulation:
-    """Virtual parts around the real buffer and policies of ``config``. ``resume``: a checkpoint as MemoryCheckpoints reads it."""
+def build(
+    config: RunConfig,
+    world: World,
+    *,
+    resume: tuple[Snapshot, int] | None = None,
+    change: Callable[[Parts], Parts] | None = None,
+) -> Simulation:
+    """Virtual parts around the real buffer and policies of ``config``. ``resume``: a checkpoint as MemoryCheckpoints reads it.
+
+    ``change`` is given these parts and returns those to run with, some of them replaced by others: an environment, a scorer, a
+    buffer of your own.
+    """
     seed = config.run.seed
     chaos = Chaos(*world.faults, seed=seed)
     engines = [
@@ -188,10 +205,12 @@ def build(config: RunConfig, world: World, *, resume: tuple[Snapshot, int] | Non
         eval_prompts=VirtualPrompts(rows=1 << 10).find([f"0/{900 + row}" for row in range(world.eval_rows)]),
         checkpoints=checkpoints,
     )
+    if change is not None:
+        parts = change(parts)
     return Simulation(
         parts=parts,
         engine=engine,
-        learner=learner,
+        learner=parts.learner if isinstance(parts.learner, VirtualLearner) else learner,
         sync=sync,
         algorithm=algorithm,
         sink=sink,
@@ -240,6 +259,7 @@ def simulate(
     kill_at_s: float | None = None,
     schedule: int = 0,
     limit_s: float = 1e6,
+    change: Callable[[Parts], Parts] | None = None,
 ) -> Simulation:
     """``build`` and ``play`` in virtual time; ``schedule`` picks the order of tasks that could run at the same moment.
 
@@ -247,6 +267,7 @@ def simulate(
     """
 
     async def main() -> Simulation:
-        return await play(build(config, world, resume=resume), resume=resume, stop_at_s=stop_at_s, kill_at_s=kill_at_s)
+        simulation = build(config, world, resume=resume, change=change)
+        return await play(simulation, resume=resume, stop_at_s=stop_at_s, kill_at_s=kill_at_s)
 
     return run_virtual(main, seed=schedule, limit_s=limit_s)

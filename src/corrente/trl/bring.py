@@ -21,7 +21,7 @@ import msgspec
 from corrente.errors import ConfigError
 from corrente.models import cache as model_cache
 from corrente.score.builtins import BUILTINS
-from corrente.score.resolve import resolve
+from corrente.score.resolve import resolve_function
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -196,7 +196,7 @@ def rewards(given: Any, processing_classes: Any, weights: Sequence[float] | None
         weight = 1.0 if weights is None else float(weights[at])
         if _is_function(member):
             functions.append(
-                (resolve(member, key=f"reward_funcs[{at}]") if isinstance(member, str) else member, weight)
+                (resolve_function(member, key=f"reward_funcs[{at}]") if isinstance(member, str) else member, weight)
             )
             continue
         scorers.append(

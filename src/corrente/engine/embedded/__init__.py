@@ -3,6 +3,6 @@
     driver -> core -> prefill, sampling, rows -> sequence, stop, weights
                  \\-> model: hf (any architecture) | lean (the Llama family, fused)  -> kv
 
-``core.EmbeddedCore`` is synchronous and knows nothing of event loops; ``driver.EmbeddedEngine`` makes it an ``Engine``. Use it on a
-laptop, in tests and on one GPU; it does not shard a model and does not page its cache.
+``core.EmbeddedCore`` is synchronous and knows nothing of event loops; ``driver.EmbeddedEngine`` makes it an ``Engine``. Use it
+on a laptop, in tests and on one GPU; it does not shard a model and does not page its cache.
 """

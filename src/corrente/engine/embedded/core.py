@@ -98,6 +98,11 @@ class EmbeddedCore:
         return not (len(self._rows) or self._waiting or self._done)
 
     @property
+    def model(self) -> models.ModelPath:
+        """The model path that computes: the lean one where it applies, else the modules of transformers."""
+        return self._model
+
+    @property
     def device(self) -> str:
         """Where it computes, and where its weight buffers have to be."""
         return str(self._device)

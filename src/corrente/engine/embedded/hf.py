@@ -59,7 +59,7 @@ class HFModel:
         self._adapted = adapters is not None and source is not None
         if adapters is not None and source is not None:
             self._module = load_frozen(source, dtype=dtype)
-            injection().inject(self._module, adapters, source=source)
+            injection().inject_adapters(self._module, adapters, source=source)
             self._module.eval().requires_grad_(False)
         else:
             self._module = _empty(config, dtype)
@@ -76,7 +76,7 @@ class HFModel:
 
     def _state(self) -> dict[str, torch.Tensor]:
         """What is bound, by name."""
-        return injection().trained(self._module) if self._adapted else _state(self._module)
+        return injection().adapter_parameters(self._module) if self._adapted else _state(self._module)
 
     def layout(self) -> Layout:
         return self._layout

@@ -114,7 +114,7 @@ def build(
     from corrente.engine.embedded import hf, lean
     from corrente.engine.embedded.adapters import injection, load_frozen
 
-    factors = injection().verify(source, adapters) if adapters is not None else None
+    factors = injection().verify_targets(source, adapters) if adapters is not None else None
     reason = lean.unsupported(config) or (lean.unsupported_adapters(config, factors) if factors is not None else "")
     if path == "lean" and reason:
         raise ConfigError(f"engine.path: lean does not run this {config.model_type}: {reason}; use auto or hf")

@@ -1,4 +1,4 @@
-"""Environments from elsewhere, each as an Environment: what ``env.factory`` may name, with ``env.options`` as its arguments.
+"""Environments of other packages, each as an Environment: ``env.factory`` names one, ``env.options`` are its arguments.
 
 - ``textarena:TextArena``: text games for one or several players, all played by the policy unless opponents are named.
 - ``gymnasium:Gymnasium``: environments whose actions are text, or a few that can be named.

@@ -1,10 +1,9 @@
-"""An environment some of whose agents somebody else plays: a Python function, or a model behind a chat endpoint.
+"""Wraps an environment so that opponents play some of its agents: a Python function, or a model behind a chat endpoint.
 
-What an opponent hears and says never reaches the policy but through the environment, and is neither sampled nor trained: only the
-agents that are left are. What opponents earn is theirs and is not reported. An opponent that is frozen gives the policy something
-to be measured by, and training something that does not move.
+An opponent's messages reach the policy only through the environment, and are neither sampled nor trained; only the other agents
+are. Rewards of opponents are not reported. A frozen opponent gives the policy a fixed measure, and training a fixed target.
 
-A function is given the chat messages of its agent's view, and returns what it says. An endpoint (OpenAI-compatible: vLLM's
+A function is given the chat messages of its agent's view, and returns its answer. An endpoint (OpenAI-compatible: vLLM's
 server, for one, with a checkpoint of the policy) is asked with the same messages, and asked again after a lost connection or a
 5xx until ``env.deadline_s`` has passed. Relative paths of functions begin where the run was started.
 """
@@ -22,17 +21,17 @@ import msgspec
 from corrente.common.imports import import_callable
 from corrente.common.threads import DaemonThreads
 from corrente.env.environment import Observation
-from corrente.env.tools import run
+from corrente.env.tools import call_function
 from corrente.errors import ConfigError, RolloutError
 
 Messages = Sequence[Mapping[str, Any]]
 Opponent = Callable[[Messages], Awaitable[str]]
 
-TOKEN = "CORRENTE_OPPONENT_TOKEN"
+TOKEN_VARIABLE = "CORRENTE_OPPONENT_TOKEN"
 """Environment variable with the bearer token of endpoints."""
-THREADS = 64
+MAX_THREADS = 64
 LONGEST_WAIT_S = 5.0
-SHOWN = 200
+SHOWN_CHARACTERS = 200
 
 
 class OpponentServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +46,7 @@ class OpponentServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class Against:
     """Implements Environment. ``factory`` and ``options`` make the environment, as ``env.factory`` and ``env.options`` would;
-    ``opponents``: by agent, a function by name, or the keys of an Endpoint. ConfigError for what is neither."""
+    ``opponents``: by agent, a function by name, or the keys of an OpponentServer. ConfigError for anything else."""
 
     def __init__(
         self,
@@ -58,60 +57,63 @@ class Against:
     ) -> None:
         if not opponents:
             raise ConfigError("env.options.opponents is empty: name an agent and who plays it, or leave Against out")
-        self._threads = DaemonThreads(limit=THREADS)
+        self._threads = DaemonThreads(limit=MAX_THREADS)
         self._inner: Any = import_callable(factory, key="env.options.factory")(**(options or {}))
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0), trust_env=False, headers=_headers())
-        self._opponents = {agent: self._opponent(agent, given) for agent, given in opponents.items()}
-        self._heard: dict[str, list[Mapping[str, Any]]] = {}
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=10.0), trust_env=False, headers=_auth_headers()
+        )
+        self._opponents = {agent: self._make_opponent(agent, given) for agent, given in opponents.items()}
+        self._views: dict[str, list[Mapping[str, Any]]] = {}
 
     async def reset(self, task: Mapping[str, Any], *, seed: int) -> Observation:
-        """Begin, and play until it is the policy's turn."""
-        self._heard = {}
-        return await self._until_ours(await self._ask("reset", task=task, seed=seed))
+        """Begin an episode, and play opponents' turns until it is the policy's."""
+        self._views = {}
+        return await self._play_until_policy_turn(await self._call_environment("reset", task=task, seed=seed))
 
     async def step(self, message: Mapping[str, Any]) -> Observation:
-        """Take the policy's turn, and play until it is its turn again."""
-        return await self._until_ours(await self._ask("step", message=message))
+        """Take the policy's turn, and play opponents' turns until it is the policy's again."""
+        return await self._play_until_policy_turn(await self._call_environment("step", message=message))
 
     async def close(self) -> None:
         """Close the environment and connections."""
         await self._http.aclose()
-        await self._ask("close")
+        await self._call_environment("close")
 
-    async def _until_ours(self, first: Observation) -> Observation:
-        """Rewards for opponents' messages are left out; ``first`` answers the policy's, and what goes to it by name stays."""
+    async def _play_until_policy_turn(self, first: Observation) -> Observation:
+        """Play opponents' turns. Rewards for their messages are left out; ``first`` answers the policy, and its rewards stay."""
         seen, rewards, info = first, dict(first.rewards), dict(first.info)
         while not seen.done and seen.agent in self._opponents:
-            heard = self._heard.setdefault(seen.agent, [])
-            heard += seen.messages
-            said = {"role": "assistant", "content": await self._opponents[seen.agent](heard)}
-            heard.append(said)
-            seen = await self._ask("step", message=said)
+            view = self._views.setdefault(seen.agent, [])
+            view += seen.messages
+            said = {"role": "assistant", "content": await self._opponents[seen.agent](view)}
+            view.append(said)
+            seen = await self._call_environment("step", message=said)
             for agent, reward in seen.rewards.items():
                 rewards[agent] = rewards.get(agent, 0.0) + reward
             info |= seen.info
         ours = {agent: reward for agent, reward in rewards.items() if agent not in self._opponents}
         return msgspec.structs.replace(seen, reward=first.reward, rewards=ours, info=info)
 
-    async def _ask(self, method: str, **arguments: Any) -> Any:
-        return await run(getattr(self._inner, method), arguments, offload=self._threads)
+    async def _call_environment(self, method: str, **arguments: Any) -> Any:
+        return await call_function(getattr(self._inner, method), arguments, offload=self._threads)
 
-    def _opponent(self, agent: str, given: str | Mapping[str, Any]) -> Opponent:
+    def _make_opponent(self, agent: str, given: str | Mapping[str, Any]) -> Opponent:
         if isinstance(given, str):
             function = import_callable(given, key=f"env.options.opponents.{agent}")
 
             async def play(messages: Messages) -> str:
-                return str(await run(function, {"messages": list(messages)}, offload=self._threads))
+                return str(await call_function(function, {"messages": list(messages)}, offload=self._threads))
 
             return play
         try:
             endpoint = msgspec.convert(dict(given), OpponentServer)
         except msgspec.ValidationError as error:
             raise ConfigError(f"env.options.opponents.{agent}: {error}; it has url and model") from None
-        return lambda messages: self._chat(endpoint, messages)
+        return lambda messages: self._ask_server(endpoint, messages)
 
-    async def _chat(self, endpoint: OpponentServer, messages: Messages) -> str:
-        """What the endpoint says. RolloutError for a 4xx and for what is no chat completion; the caller has a deadline."""
+    async def _ask_server(self, endpoint: OpponentServer, messages: Messages) -> str:
+        """Ask the server for a message. RolloutError for a 4xx and for anything but a chat completion; the caller has a
+        deadline."""
         system = [{"role": "system", "content": endpoint.system}] if endpoint.system else []
         body = {
             "model": endpoint.model,
@@ -126,7 +128,7 @@ class Against:
                 if response.is_success:
                     return str(response.json()["choices"][0]["message"]["content"] or "")
                 if not response.is_server_error:
-                    raise RolloutError(f"{url} answered {response.status_code}: {response.text[:SHOWN]}")
+                    raise RolloutError(f"{url} answered {response.status_code}: {response.text[:SHOWN_CHARACTERS]}")
             except httpx.TransportError:
                 pass  # asked again below
             except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -135,6 +137,6 @@ class Against:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-def _headers() -> dict[str, str]:
-    token = os.environ.get(TOKEN, "")
+def _auth_headers() -> dict[str, str]:
+    token = os.environ.get(TOKEN_VARIABLE, "")
     return {"Authorization": f"Bearer {token}"} if token else {}

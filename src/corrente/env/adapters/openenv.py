@@ -1,6 +1,6 @@
-"""A session on an OpenEnv server, over OpenEnv's own client: actions and observations are JSON objects there, and chat here.
+"""A session on an OpenEnv server, over OpenEnv's own client. Actions and observations are JSON there, chat messages here.
 
-What the policy says becomes one key of the action, what it reads one key of the observation; without such a key it reads the
+The policy's message becomes one key of the action, and it reads one key of the observation; without such a key it reads the
 whole observation as JSON. Each instance holds one session, opened when it is first reset; a server takes as many at once as it
 was started for, so set ``env.instances`` to that; to less where a reward function takes ``environments``, or any argument: those
 it has yet to look at are open beside those in play.
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from corrente.env.adapters.packages import package
+from corrente.env.adapters.packages import import_package
 from corrente.env.environment import Observation
 from corrente.errors import RolloutError
 
@@ -30,7 +30,7 @@ class OpenEnv:
         shown: str = "",
         instruction: str = "",
     ) -> None:
-        client = package("openenv.core.generic_client", of="OpenEnv", install="openenv")
+        client = import_package("openenv.core.generic_client", of="OpenEnv", install="openenv")
         self._client = client.GenericEnvClient(base_url=url, message_timeout_s=3600.0)  # env.deadline_s comes first
         self._action, self._extra, self._shown = action, dict(extra or {}), shown
         self._instruction = instruction
@@ -42,20 +42,22 @@ class OpenEnv:
             await self._client.connect()
             self._connected = True
         result = await self._client.reset(seed=seed)
-        text = self._text(result.observation)
-        return Observation(messages=(_said(f"{self._instruction}\n\n{text}" if self._instruction else text),))
+        text = self._observation_text(result.observation)
+        return Observation(messages=(_user_message(f"{self._instruction}\n\n{text}" if self._instruction else text),))
 
     async def step(self, message: Mapping[str, Any]) -> Observation:
         """Send an action."""
         result = await self._client.step({**self._extra, self._action: str(message.get("content") or "")})
         reward = None if result.reward is None else float(result.reward)
-        return Observation(reward=reward, done=bool(result.done), messages=(_said(self._text(result.observation)),))
+        return Observation(
+            reward=reward, done=bool(result.done), messages=(_user_message(self._observation_text(result.observation)),)
+        )
 
     async def close(self) -> None:
         """End the session."""
         await self._client.close()
 
-    def _text(self, seen: Mapping[str, Any]) -> str:
+    def _observation_text(self, seen: Mapping[str, Any]) -> str:
         if not self._shown:
             return json.dumps(seen, ensure_ascii=False)
         if self._shown not in seen:
@@ -66,5 +68,5 @@ class OpenEnv:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _said(text: str) -> dict[str, Any]:
+def _user_message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}

@@ -1,4 +1,4 @@
-"""Packages that only some environments need."""
+"""Imports packages that only some environments need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from corrente.errors import ConfigError
 
 
-def package(module: str, *, of: str, install: str) -> Any:
-    """The module, imported. ConfigError, with what to install, where it is missing."""
+def import_package(module: str, *, of: str, install: str) -> Any:
+    """Import a module. ConfigError, with the install command, where it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Games of TextArena: each player is an agent with a view of its own, and what the game says at the end is what it earned.
+"""Games of TextArena: each player is an agent with a view of its own, and earns the game's final reward.
 
 An agent is told what is new to it since its last turn; its own words are in its context already, so not repeated. Wrappers of a
 game that rewrite actions are used, those that gather the whole history into each observation are not: the conversation does that.
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from corrente.env.adapters.packages import package
+from corrente.env.adapters.packages import import_package
 from corrente.env.environment import Observation
 from corrente.errors import ConfigError
 
@@ -29,11 +29,11 @@ class TextArena:
     """
 
     def __init__(self, game: str, *, players: int = 2, **options: Any) -> None:
-        self._arena = package("textarena", of="TextArena", install="textarena")
-        registry = package("textarena.envs.registration", of="TextArena", install="textarena").ENV_REGISTRY
+        self._arena = import_package("textarena", of="TextArena", install="textarena")
+        registry = import_package("textarena.envs.registration", of="TextArena", install="textarena").ENV_REGISTRY
         if game not in registry:
             near = sorted(name for name in registry if name.lower().startswith(game[:4].lower()))
-            raise ConfigError(f"env.options.game = {game!r}: TextArena has no such game{_near(near)}")
+            raise ConfigError(f"env.options.game = {game!r}: TextArena has no such game{_suggest_names(near)}")
         self._players = players
         with _LOCK:
             self._game = self._arena.make(game, **options)
@@ -45,44 +45,44 @@ class TextArena:
     def reset(self, task: Mapping[str, Any], *, seed: int) -> Observation:
         """Begin a game. ConfigError for a number of players that the game does not take."""
         self._state = random.Random(seed).getstate()
-        with self._alone():
+        with self._own_random_state():
             try:
                 self._game.reset(num_players=self._players, seed=seed)
             except AssertionError as error:
                 raise ConfigError(f"env.options.players = {self._players}: {error}") from error
-        return self._look()
+        return self._observe()
 
     def step(self, message: Mapping[str, Any]) -> Observation:
         """Take the action of whose turn it is."""
-        with self._alone():
+        with self._own_random_state():
             done, _ = self._game.step(action=str(message.get("content") or ""))
             if not done:
-                return self._look()
+                return self._observe()
             earned, about = self._game.close()
-        rewards = {self._name(player): float(reward) for player, reward in (earned or {}).items()}
+        rewards = {self._agent_name(player): float(reward) for player, reward in (earned or {}).items()}
         if self._players == 1:
-            return Observation(done=True, reward=rewards.get("policy"), info=_info(about))
-        return Observation(done=True, rewards=rewards, info=_info(about))
+            return Observation(done=True, reward=rewards.get("policy"), info=_end_info(about))
+        return Observation(done=True, rewards=rewards, info=_end_info(about))
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _look(self) -> Observation:
-        player, said = self._core.get_observation()
+    def _observe(self) -> Observation:
+        player, lines_said = self._core.get_observation()
         kinds, names = self._arena.ObservationType, self._core.state.role_mapping
         lines = [
             text if sender == self._arena.GAME_ID else f"[{names.get(sender, f'Player {sender}')}] {text}"
-            for sender, text, kind in said
+            for sender, text, kind in lines_said
             if not (kind is kinds.PLAYER_ACTION and sender == player)
         ]
-        return Observation(agent=self._name(player), messages=({"role": "user", "content": "\n".join(lines)},))
+        return Observation(agent=self._agent_name(player), messages=({"role": "user", "content": "\n".join(lines)},))
 
-    def _name(self, player: int) -> str:
+    def _agent_name(self, player: int) -> str:
         return "policy" if self._players == 1 else f"player_{player}"
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """With the game's own state in the global generator, and nobody else's game beside it."""
+    def _own_random_state(self) -> Iterator[None]:
+        """Put the game's own state into the global generator, one game at a time, and restore the caller's afterwards."""
         with _LOCK:
             outside = random.getstate()
             random.setstate(self._state)
@@ -93,12 +93,12 @@ class TextArena:
                 random.setstate(outside)
 
 
-def _near(names: list[str]) -> str:
+def _suggest_names(names: list[str]) -> str:
     return f"; near it are {', '.join(names[:8])}" if names else ""
 
 
-def _info(about: Mapping[int, Mapping[str, Any]] | None) -> dict[str, Any]:
-    """What a game says of its players at the end: how it ended, and how many moves were not allowed."""
+def _end_info(about: Mapping[int, Mapping[str, Any]] | None) -> dict[str, Any]:
+    """Summarise the end of a game: its reason, and the number of invalid moves."""
     players = list((about or {}).values())
     reasons = [str(player["reason"]) for player in players if player.get("reason")]
     wrong = float(sum(bool(player.get("invalid_move")) for player in players))

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from corrente.common.imports import import_callable
-from corrente.env.adapters.packages import package
+from corrente.env.adapters.packages import import_package
 from corrente.env.environment import Observation
 from corrente.errors import ConfigError, RolloutError
 
@@ -60,39 +60,39 @@ class Verifiers:
         column: str = "",
         thinking: str = "</think>",
     ) -> None:
-        self._vf = _verifiers()
-        self._tasks = _loaded(self._vf, taskset, config or {}, select or {})
+        self._vf = _import_verifiers()
+        self._tasks = _load_tasks(self._vf, taskset, config or {}, select or {})
         self._column, self._thinking = column, thinking
         self._task: Any = None
         self._trace: Any = None
 
     async def reset(self, task: Mapping[str, Any], *, seed: int) -> Observation:
         """Begin an episode. RolloutError for a column that names no task."""
-        self._task = self._chosen(task, seed)
-        self._trace = _begun(self._vf, self._task)
-        await self._hook("setup")
-        opening = _opening(self._vf, self._task.data)
+        self._task = self._chosen_task(task, seed)
+        self._trace = _empty_trace(self._vf, self._task)
+        await self._run_hook("setup")
+        opening = _opening_messages(self._vf, self._task.data)
         for message in opening:
-            self._add(message)
+            self._add_message(message)
         self._trace.timing.agent.start = time.time()
-        return Observation(messages=tuple(map(_chat, opening)))
+        return Observation(messages=tuple(map(_chat_message, opening)))
 
     async def step(self, message: Mapping[str, Any]) -> Observation:
         """Score the answer, which ends the episode."""
         trace, task = self._trace, self._task
         trace.timing.agent.end = time.time()
-        at = self._add(self._answer(str(message.get("content") or "")), sampled=True)
+        at = self._add_message(self._answer_message(str(message.get("content") or "")), sampled=True)
         trace.calls.append(self._vf.ModelCall(node=at, finish_reason="stop"))
         trace.stop("agent_completed")
-        await self._hook("finalize")
+        await self._run_hook("finalize")
         await task.score(trace, runtime=None)
         trace.ok = True
-        return Observation(reward=trace.reward, done=True, info=_info(task, trace))
+        return Observation(reward=trace.reward, done=True, info=_trace_info(task, trace))
 
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _chosen(self, columns: Mapping[str, Any], seed: int) -> Any:
+    def _chosen_task(self, columns: Mapping[str, Any], seed: int) -> Any:
         if not self._column:
             return self._tasks.tasks[seed % len(self._tasks.tasks)]
         if self._column not in columns:
@@ -104,13 +104,13 @@ class Verifiers:
             raise RolloutError(f"the prompt's column {self._column!r} is {wanted!r}; no task has this idx, id or name")
         return self._tasks.named[wanted]
 
-    async def _hook(self, name: str) -> None:
-        """``setup`` or ``finalize``, where the task has one of its own."""
+    async def _run_hook(self, name: str) -> None:
+        """Run ``setup`` or ``finalize``, where the task has one of its own."""
         if getattr(type(self._task), name) is not getattr(self._vf.Task, name):
             hook = getattr(self._task, name)
             await hook(**({"trace": self._trace} if "trace" in inspect.signature(hook).parameters else {}))
 
-    def _answer(self, text: str) -> Any:
+    def _answer_message(self, text: str) -> Any:
         thought, ended, said = text.rpartition(self._thinking) if self._thinking else ("", "", text)
         if not ended:
             return self._vf.AssistantMessage(content=text)
@@ -118,14 +118,14 @@ class Verifiers:
             content=said.lstrip(), reasoning_content=thought.strip().removeprefix("<think>").lstrip()
         )
 
-    def _add(self, message: Any, *, sampled: bool = False) -> int:
+    def _add_message(self, message: Any, *, sampled: bool = False) -> int:
         nodes = self._trace.nodes
         nodes.append(self._vf.MessageNode(parent=len(nodes) - 1 if nodes else None, message=message, sampled=sampled))
         return len(nodes) - 1
 
 
 class _Tasks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Tasks in their order, and by what a column may call them. ``taskset``: where they are from."""
+    """Tasks in their order, and by the names that a column may use. ``taskset`` holds them."""
 
     taskset: Any
     tasks: tuple[Any, ...]
@@ -135,24 +135,24 @@ class _Tasks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 # ---- loading ----------------------------------------------------------------------------------------------------------------
 
 
-def _verifiers() -> Any:
-    return package("verifiers.v1", of="Verifiers", install="'verifiers>=0.4'")
+def _import_verifiers() -> Any:
+    return import_package("verifiers.v1", of="Verifiers", install="'verifiers>=0.4'")
 
 
-def _loaded(vf: Any, taskset: Any, config: Mapping[str, Any], select: Mapping[str, Any]) -> _Tasks:
-    """The tasks, loaded once for all instances and judged."""
+def _load_tasks(vf: Any, taskset: Any, config: Mapping[str, Any], select: Mapping[str, Any]) -> _Tasks:
+    """Load and check the tasks, once for all instances."""
     given = taskset if isinstance(taskset, str) else f"{type(taskset).__name__} {id(taskset)}"
     key = given, repr(dict(config)), repr(dict(select))
     with _LOCK:
         if key not in _LOADED:
-            found = _taskset(vf, taskset, config)
-            tasks = _selected(vf, found, select)
-            _refuse(vf, found, tasks)
-            _LOADED[key] = _Tasks(taskset=taskset, tasks=tasks, named=_named(tasks))
+            found = _make_taskset(vf, taskset, config)
+            tasks = _select_tasks(vf, found, select)
+            _refuse_unmet_needs(vf, found, tasks)
+            _LOADED[key] = _Tasks(taskset=taskset, tasks=tasks, named=_tasks_by_name(tasks))
         return _LOADED[key]
 
 
-def _taskset(vf: Any, taskset: Any, config: Mapping[str, Any]) -> Any:
+def _make_taskset(vf: Any, taskset: Any, config: Mapping[str, Any]) -> Any:
     if isinstance(taskset, vf.Taskset):
         if config:
             raise ConfigError("env.options.config: a Taskset is given, which has its config already; leave this out")
@@ -160,25 +160,25 @@ def _taskset(vf: Any, taskset: Any, config: Mapping[str, Any]) -> Any:
     if not isinstance(taskset, str):
         raise ConfigError(f"env.options.taskset is of type {type(taskset).__name__}; it must be a name, or a Taskset")
     by_id = ":" not in taskset
-    cls = _installed(vf, taskset) if by_id else import_callable(taskset, key="env.options.taskset")
+    cls = _installed_class(vf, taskset) if by_id else import_callable(taskset, key="env.options.taskset")
     if not (isinstance(cls, type) and issubclass(cls, vf.Taskset)):
         raise ConfigError(f"env.options.taskset = {taskset!r}: it is no class of Taskset")
-    generic = package("verifiers.v1.utils.generic", of="Verifiers", install="'verifiers>=0.4'")
+    generic = import_package("verifiers.v1.utils.generic", of="Verifiers", install="'verifiers>=0.4'")
     config_type = generic.concrete_type(cls, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
     try:
         return cls(config_type.model_validate({**config, **({"id": taskset} if by_id else {})}))
     except Exception as error:  # plugins that the config names are anybody's code
-        raise ConfigError(f"env.options.config of {taskset!r}: {_told(error)}") from error
+        raise ConfigError(f"env.options.config of {taskset!r}: {_error_line(error)}") from error
 
 
-def _installed(vf: Any, taskset: str) -> type:
-    """The class of an installed taskset. ConfigError where its package brings what is to play it."""
-    loaders = package("verifiers.v1.utils.loaders", of="Verifiers", install="'verifiers>=0.4'")
+def _installed_class(vf: Any, taskset: str) -> type:
+    """Find the class of an installed taskset. ConfigError where its package brings its own environment or harness."""
+    loaders = import_package("verifiers.v1.utils.loaders", of="Verifiers", install="'verifiers>=0.4'")
     try:
         cls = loaders.taskset_class(taskset)
         env, harness = loaders.environment_class(taskset), loaders.default_harness_id(taskset)
     except Exception as error:  # whatever the package does when it is imported
-        raise ConfigError(f"env.options.taskset = {taskset!r}: {_told(error)}") from error
+        raise ConfigError(f"env.options.taskset = {taskset!r}: {_error_line(error)}") from error
     own = env.__name__ if env is not vf.SingleAgentEnv else f"the harness {harness!r}" if harness != "bash" else ""
     if own:
         raise ConfigError(
@@ -188,11 +188,11 @@ def _installed(vf: Any, taskset: str) -> type:
     return cls
 
 
-def _selected(vf: Any, taskset: Any, select: Mapping[str, Any]) -> tuple[Any, ...]:
+def _select_tasks(vf: Any, taskset: Any, select: Mapping[str, Any]) -> tuple[Any, ...]:
     try:
         view = taskset.select(vf.SelectConfig.model_validate(dict(select)))
     except ValueError as error:
-        raise ConfigError(f"env.options.select: {_told(error)}") from error
+        raise ConfigError(f"env.options.select: {_error_line(error)}") from error
     name = type(taskset).__name__
     if not view.bounded:
         raise ConfigError(
@@ -201,22 +201,22 @@ def _selected(vf: Any, taskset: Any, select: Mapping[str, Any]) -> tuple[Any, ..
     try:
         tasks = tuple(view)
     except Exception as error:  # anybody's code
-        raise ConfigError(f"env.options.taskset: {name} cannot load: {_told(error)}") from error
+        raise ConfigError(f"env.options.taskset: {name} cannot load: {_error_line(error)}") from error
     if not tasks:
         raise ConfigError(f"env.options.select leaves no task of {name}")
     return tasks
 
 
-def _told(error: Exception) -> str:
-    """On one line, what was wrong with which key where pydantic says it."""
+def _error_line(error: Exception) -> str:
+    """Describe an error on one line, with its key where pydantic names one."""
     wrong = getattr(error, "errors", None)
     if wrong is None:
         return f"{type(error).__name__}: {error}"
     return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'all of it'}: {one['msg']}" for one in wrong())
 
 
-def _named(tasks: tuple[Any, ...]) -> dict[Any, Any]:
-    """By id and name, of two that are alike the first; and by idx."""
+def _tasks_by_name(tasks: tuple[Any, ...]) -> dict[Any, Any]:
+    """Index tasks by idx, id and name; of two with the same, the first counts."""
     out: dict[Any, Any] = {}
     for task in tasks:
         for name in (task.data.idx, task.data.id, task.data.name):
@@ -228,38 +228,38 @@ def _named(tasks: tuple[Any, ...]) -> dict[Any, Any]:
 # ---- what cannot be played --------------------------------------------------------------------------------------------------
 
 
-def _refuse(vf: Any, taskset: Any, tasks: tuple[Any, ...]) -> None:
-    """ConfigError for the first need of a task that is not met here."""
+def _refuse_unmet_needs(vf: Any, taskset: Any, tasks: tuple[Any, ...]) -> None:
+    """Raise ConfigError for the first need of a task that is not met here."""
     judged: set[tuple[type, int]] = set()
     if servers := type(taskset).toolsets(taskset.config):
-        raise ConfigError(f"{type(taskset).__name__} {_tools(servers)}")
+        raise ConfigError(f"{type(taskset).__name__} {_tools_refusal(servers)}")
     for task in tasks:
         of_type = type(task), id(task.config)
-        needs = [] if of_type in judged else _needs(vf, task)
+        needs = [] if of_type in judged else _type_needs(vf, task)
         judged.add(of_type)
-        if need := next(iter((*needs, *_needs_of_data(vf, task.data))), ""):
-            raise ConfigError(f"{type(taskset).__name__}, task {_label(task)}: {need}")
+        if need := next(iter((*needs, *_data_needs(vf, task.data))), ""):
+            raise ConfigError(f"{type(taskset).__name__}, task {_task_label(task)}: {need}")
 
 
-def _needs(vf: Any, task: Any) -> Iterator[str]:
-    """What tasks of this type and config need, in the words of a refusal."""
-    cls, judges = type(task), _judges(task)
-    rewards = {**_by_name(task.hooks("reward")), **{judge.reward_name: judge.score for judge in judges}}
+def _type_needs(vf: Any, task: Any) -> Iterator[str]:
+    """List unmet needs of all tasks of this type and config, as texts of a refusal."""
+    cls, judges = type(task), _plugged_judges(task)
+    rewards = {**_functions_by_name(task.hooks("reward")), **{judge.reward_name: judge.score for judge in judges}}
     if cls.NEEDS_CONTAINER:
         yield f"{cls.__name__}.NEEDS_CONTAINER, and {RUNTIME}"
     if servers := cls.toolsets(task.config):
-        yield f"{cls.__name__} {_tools(servers)}"
+        yield f"{cls.__name__} {_tools_refusal(servers)}"
     hooks = {
         name: getattr(task, name) for name in ("setup", "finalize") if getattr(cls, name) is not getattr(vf.Task, name)
     }
-    for name in _at_runtime(hooks):
+    for name in _needing_runtime(hooks):
         yield f"{cls.__name__}.{name} takes a runtime, and {RUNTIME}"
     if cls.runtime_env is not vf.Task.runtime_env:
         yield f"{cls.__name__}.runtime_env is for a runtime, and {RUNTIME}"
-    for kind, functions in (("reward", rewards), ("metric", _by_name(task.hooks("metric")))):
-        for name in _at_runtime(functions):
+    for kind, functions in (("reward", rewards), ("metric", _functions_by_name(task.hooks("metric")))):
+        for name in _needing_runtime(functions):
             yield f"the {kind} {name!r} takes a runtime, and {RUNTIME}; without one verifiers would leave it out of the score"
-    decorators = package("verifiers.v1.utils.decorators", of="Verifiers", install="'verifiers>=0.4'")
+    decorators = import_package("verifiers.v1.utils.decorators", of="Verifiers", install="'verifiers>=0.4'")
     for function in decorators.discover_decorated(task, "intercept"):
         yield f"{function.__name__} intercepts what is read or said, so what is scored would not be what is trained"
     for function in task.hooks("stop"):
@@ -268,15 +268,15 @@ def _needs(vf: Any, task: Any) -> Iterator[str]:
         yield f"{cls.__name__} has no reward and no judge, so no answer would earn anything"
 
 
-def _needs_of_data(vf: Any, data: Any) -> Iterator[str]:
-    """What one task needs, in the words of a refusal."""
+def _data_needs(vf: Any, data: Any) -> Iterator[str]:
+    """List unmet needs of one task's data, as texts of a refusal."""
     for name in BOXED:
         if getattr(data, name):
             yield f"its data has {name} = {getattr(data, name)!r}, and {RUNTIME}"
     if not data.prompt:
         yield "it has no prompt, so a user is to open the conversation; users are simulated by verifiers' own environments alone"
         return
-    messages = _opening(vf, data)
+    messages = _opening_messages(vf, data)
     if any(isinstance(message, vf.ToolMessage) or getattr(message, "tool_calls", None) for message in messages):
         yield "its prompt has calls of tools, and answers of them; there are no tools here"
     if any(
@@ -287,26 +287,26 @@ def _needs_of_data(vf: Any, data: Any) -> Iterator[str]:
         yield "its prompt ends with a message of the assistant, so the policy has nothing to answer"
 
 
-def _judges(task: Any) -> list[Any]:
+def _plugged_judges(task: Any) -> list[Any]:
     try:
         return task.plugged_judges()
     except Exception as error:  # anybody's code
-        raise ConfigError(f"env.options.config.task.judges: {_told(error)}") from error
+        raise ConfigError(f"env.options.config.task.judges: {_error_line(error)}") from error
 
 
-def _by_name(functions: list[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+def _functions_by_name(functions: list[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     return {function.__name__: function for function in functions}
 
 
-def _at_runtime(functions: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
-    """The names of those that cannot be called without a runtime."""
+def _needing_runtime(functions: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
+    """Names of the functions that cannot be called without a runtime."""
     for name, function in functions.items():
         parameter = inspect.signature(function).parameters.get("runtime")
         if parameter is not None and parameter.default is inspect.Parameter.empty:
             yield name
 
 
-def _tools(servers: list[Any]) -> str:
+def _tools_refusal(servers: list[Any]) -> str:
     names = ", ".join(type(server).__name__ for server in servers)
     return f"has tools ({names}), which servers of verifiers answer while a harness plays; none is started here"
 
@@ -314,23 +314,23 @@ def _tools(servers: list[Any]) -> str:
 # ---- what is said -----------------------------------------------------------------------------------------------------------
 
 
-def _opening(vf: Any, data: Any) -> list[Any]:
-    """The messages before the answer, as verifiers' own loop for chats has them."""
+def _opening_messages(vf: Any, data: Any) -> list[Any]:
+    """Messages before the answer, as in verifiers' own chat loop."""
     system = [vf.SystemMessage(content=data.system_prompt)] if data.system_prompt else []
     return [*system, *([vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt)]
 
 
-def _chat(message: Any) -> dict[str, Any]:
-    """For the chat template: parts of a content become one text."""
+def _chat_message(message: Any) -> dict[str, Any]:
+    """Convert a message for the chat template: the parts of its content become one text."""
     content = message.content
     text = "\n".join(part.text for part in content) if isinstance(content, list) else content or ""
     reasoning = getattr(message, "reasoning_content", None)
     return {"role": message.role, "content": text, **({"reasoning_content": reasoning} if reasoning else {})}
 
 
-def _begun(vf: Any, task: Any) -> Any:
-    """A trace of ``task`` in which nothing is said yet."""
-    states = package("verifiers.v1.state", of="Verifiers", install="'verifiers>=0.4'")
+def _empty_trace(vf: Any, task: Any) -> Any:
+    """Make a trace of ``task`` without messages."""
+    states = import_package("verifiers.v1.state", of="Verifiers", install="'verifiers>=0.4'")
     return _trace_class(vf)(
         task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
         state=states.state_cls(type(task))(),
@@ -349,12 +349,12 @@ def _trace_class(vf: Any) -> type:
     return type("Trace", (vf.Trace,), {"__module__": __name__, **{name: property(unknown) for name in counts}})
 
 
-def _info(task: Any, trace: Any) -> dict[str, Any]:
+def _trace_info(task: Any, trace: Any) -> dict[str, Any]:
     rewards = {f"rewards/{name}": reward.score for name, reward in trace.rewards.items()}
     metrics = {f"metrics/{name}": value for name, value in trace.metrics.items()}
-    return {"task": _label(task), **rewards, **metrics, **({"info": trace.info} if trace.info else {})}
+    return {"task": _task_label(task), **rewards, **metrics, **({"info": trace.info} if trace.info else {})}
 
 
-def _label(task: Any) -> str:
+def _task_label(task: Any) -> str:
     name = task.data.name or task.data.id
     return f"{task.data.idx} ({name})" if name else str(task.data.idx)

@@ -79,7 +79,7 @@ def test_drain_and_barrier_wait_for_the_live_and_hold_back_the_new(policy) -> No
     assert entered == [0.0, 5.0, 51.0, 70.0]
 
 
-def test_a_failed_or_cancelled_landing_lets_the_held_in() -> None:
+def test_failed_or_cancelled_landing_lets_the_held_in() -> None:
     async def main() -> None:
         for policy in (DrainPolicy(), BarrierPolicy(), ResumePolicy()):
 
@@ -163,7 +163,7 @@ class Ending:
             self.interrupted.setdefault(name, []).append(passage.interrupted)
 
 
-def test_an_interruption_ends_the_live_and_holds_the_new_back() -> None:
+def test_interruption_ends_the_live_and_holds_the_new_back() -> None:
     async def main() -> None:
         ending = Ending()
         async with anyio.create_task_group() as tasks:
@@ -183,7 +183,7 @@ def test_an_interruption_ends_the_live_and_holds_the_new_back() -> None:
     run_virtual(main, limit_s=10)
 
 
-def test_an_interruption_asks_again_for_a_request_that_was_on_its_way() -> None:
+def test_interruption_asks_again_for_a_request_that_was_on_its_way() -> None:
     async def main() -> None:
         ending = Ending(late={"a": 1.2})
         async with anyio.create_task_group() as tasks:
@@ -196,7 +196,7 @@ def test_an_interruption_asks_again_for_a_request_that_was_on_its_way() -> None:
     run_virtual(main, limit_s=10)
 
 
-def test_an_interruption_does_not_wait_for_ever() -> None:
+def test_interruption_does_not_wait_for_ever() -> None:
     """A request the engine never hears of holds no weights in use: the version lands without it."""
 
     async def main() -> None:
@@ -211,7 +211,7 @@ def test_an_interruption_does_not_wait_for_ever() -> None:
     run_virtual(main, limit_s=10)
 
 
-def test_an_engine_that_cannot_abort_fails_the_landing() -> None:
+def test_engine_that_cannot_abort_fails_the_landing() -> None:
     async def refuse(ids: Sequence[str]) -> None:
         raise GenerationError("no such call")
 

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import anyio
 import msgspec
-import numpy as np
 import pytest
 
 from corrente.config import Eval
-from corrente.data.types import Completion, Prompt, Request, Sampling, Span
-from corrente.env.base import Generate, Played
+from corrente.data.types import Completion, Prompt, Request, Sampling
+from corrente.env.base import Generate, PlayedEpisode
 from corrente.env.single import SingleTurnEnv
 from corrente.errors import GenerationError
-from corrente.testing.clock import run_virtual
+from corrente.testing import samples, simulate
 from corrente.testing.stages import check_env
-from corrente.testing.world import Simulation, World, build, flow, play
+from corrente.testing.world import World, flow
 
 
 def test_one_request_carries_prompt_sampling_seed_and_group():
     sampling = Sampling(max_tokens=3, stop=("\n",))
-    prompt = Prompt(id="0/7", tokens=np.array([5, 6, 7], np.int32))
-    answer = Completion(
-        tokens=np.array([8, 9], np.int32),
-        logprobs=np.array([-1.0, -2.0], np.float32),
-        spans=(Span(4, 0, 2),),
-        finish_reason="stop",
-    )
+    prompt, answer = samples.prompt(), samples.completion()
     asked: list[Request] = []
 
     async def generate(request: Request) -> Completion:
@@ -46,20 +39,12 @@ def test_one_request_carries_prompt_sampling_seed_and_group():
     assert sampled.parent == 0
 
 
-def test_an_aborted_completion_is_no_sample():
-    cut = Completion(
-        tokens=np.array([8], np.int32),
-        logprobs=np.array([-1.0], np.float32),
-        spans=(Span(4, 0, 1),),
-        finish_reason="abort",
-    )
-
+def test_aborted_completion_is_no_sample():
     async def generate(request: Request) -> Completion:
-        return cut
+        return samples.completion(tokens=(8,), finish_reason="abort")
 
     async def play():
-        prompt = Prompt(id="0/7", tokens=np.array([5, 6, 7], np.int32))
-        return await SingleTurnEnv(Sampling()).play(prompt, generate, key="1/2", group="1", seed=0)
+        return await SingleTurnEnv(Sampling()).play(samples.prompt(), generate, key="1/2", group="1", seed=0)
 
     with pytest.raises(GenerationError, match="1/2/0 was aborted after 1 tokens"):
         anyio.run(play)
@@ -70,28 +55,25 @@ def test_refusal_of_the_engine_passes_through():
         raise GenerationError("no room")
 
     async def play():
-        prompt = Prompt(id="0/0", tokens=np.zeros(1, np.int32))
-        await SingleTurnEnv(Sampling()).play(prompt, generate, key="0/0", group="0", seed=0)
+        await SingleTurnEnv(Sampling()).play(samples.prompt(), generate, key="0/0", group="0", seed=0)
 
     with pytest.raises(GenerationError):
         anyio.run(play)
 
 
 def test_environment_keeps_its_contract():
-    prompt = Prompt(id="0/0", tokens=np.array([3, 4], np.int32))
-    anyio.run(check_env, lambda: SingleTurnEnv(Sampling()), prompt)
+    anyio.run(check_env, lambda: SingleTurnEnv(Sampling()), samples.prompt())
 
 
 def test_evaluation_plays_held_out_prompts_in_its_own_environment():
     """Held-out prompts alone are sampled at the evaluation's temperature; training prompts never are."""
     training, evaluation = Recorder(temperature=1.0), Recorder(temperature=0.0)
 
-    async def main() -> Simulation:
-        simulation = build(flow(steps=4, eval=Eval(every=2, temperature=0.0)), World(eval_rows=3))
-        simulation.parts = msgspec.structs.replace(simulation.parts, env=training, eval_env=evaluation)
-        return await play(simulation)
-
-    simulation = run_virtual(main)
+    simulation = simulate(
+        flow(steps=4, eval=Eval(every=2, temperature=0.0)),
+        World(eval_rows=3),
+        change=lambda parts: msgspec.structs.replace(parts, env=training, eval_env=evaluation),
+    )
     assert simulation.error is None
     held_out = {prompt.id for prompt in simulation.parts.eval_prompts}
     assert {request.sampling.temperature for request in evaluation.requests} == {0.0}
@@ -106,7 +88,7 @@ class Recorder(SingleTurnEnv):
         self.played: set[str] = set()
         self.requests: list[Request] = []
 
-    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> Played:
+    async def play(self, prompt: Prompt, generate: Generate, *, key: str, group: str, seed: int) -> PlayedEpisode:
         async def recorded(request: Request) -> Completion:
             self.requests.append(request)
             return await generate(request)

@@ -96,7 +96,7 @@ def test_checkpoint_that_is_removed_is_gone_at_once_and_what_a_crash_left_is_cle
     assert [path.name for path in tmp_path.iterdir()] == ["step-000006"]
 
 
-def test_what_a_crash_kept_from_being_removed_is_cleared_though_nothing_is_written(tmp_path: Path):
+def test_checkpoint_folder_clears_what_a_crash_kept_from_being_removed(tmp_path: Path):
     """Killed between the last checkpoint and the removal of older ones, a run resumes at its end and writes no other."""
     for step in (5, 6):
         write(tmp_path, step, TextLearner())

@@ -16,11 +16,12 @@ from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.config import RunConfig
 from corrente.data.support import Support
-from corrente.data.types import Batch, Completion, Episode, Group, Prompt, Request, Sampling, Tokens, Turn
+from corrente.data.types import Batch, Completion, Sampling, Tokens
 from corrente.errors import AlignmentError
 from corrente.learner import head
-from corrente.learner.model import Policy
-from corrente.learner.packing import plan
+from corrente.learner.packing import plan_packs
+from corrente.learner.policy import Policy
+from corrente.testing import samples
 
 CUTS = [
     {"top_k": k, "top_p": p, "min_p": m} for k, p, m in itertools.product((0, 1, 7, 300), (1.0, 0.9, 0.5), (0.0, 0.04))
@@ -35,23 +36,12 @@ def policy(model: Any, sampling: Sampling) -> Policy:
 def batch(sampling: Sampling, answers: Sequence[tuple[Tokens, Sequence[Completion]]], *, version: int = 0) -> Batch:
     """The step that the algorithm makes of completions, prompt by prompt."""
     groups = [
-        Group(
+        samples.group(
             id=at,
-            prompt=Prompt(id=str(at), tokens=tokens),
-            episodes=tuple(
-                Episode(
-                    prompt_id=str(at),
-                    group_id=at,
-                    index=index,
-                    turns=(
-                        Turn(speaker="user", tokens=tokens),
-                        Turn(speaker="policy", tokens=c.tokens, completion=c),
-                    ),
-                    reward=float(index),
-                )
-                for index, c in enumerate(completions)
-            ),
-            admitted_version=0,
+            episodes=[
+                samples.episode(group=at, index=index, turns=[tokens, completion], reward=float(index))
+                for index, completion in enumerate(completions)
+            ],
         )
         for at, (tokens, completions) in enumerate(answers)
     ]
@@ -64,8 +54,10 @@ def gaps(learner: Policy, step: Batch, *, budget: int = 10_000) -> np.ndarray:
     with torch.no_grad():
         return np.concatenate(
             [
-                np.abs(learner.logprobs(pack)[0].logprobs_K.numpy() - pack.behaviour_K)
-                for pack in plan(step.rows, weights_R=np.ones(len(step.rows)), version=step.version, budget=budget)
+                np.abs(learner(pack).logprobs_K.numpy() - pack.behaviour_K)
+                for pack in plan_packs(
+                    step.rows, weights_R=np.ones(len(step.rows)), version=step.version, budget=budget
+                )
             ]
         )
 
@@ -98,7 +90,7 @@ def test_support_of_all_rules_together_makes_the_ratio_one():
     assert gaps(policy(model, sampling), batch(sampling, sampled(Served(where, model), sampling))).max() < 3e-5
 
 
-def test_without_the_support_the_ratio_is_the_mass_that_was_kept():
+def test_ratio_without_the_support_is_the_mass_that_was_kept():
     where, model, _ = tiny("llama")
     sampling = Sampling(max_tokens=6, top_k=5, keep_support=False)
     answers = sampled(Served(where, model), sampling)
@@ -112,7 +104,7 @@ def test_support_holds_for_models_whose_logits_are_their_own(name: str):
     where, model, _ = tiny(name)
     sampling = Sampling(max_tokens=6, temperature=0.7, top_p=0.8)
     learner = policy(model, sampling)
-    assert learner.splits == (name == "gpt2")
+    assert learner.traits.linear_head == (name == "gpt2")
     assert gaps(learner, batch(sampling, sampled(Served(where, model), sampling))).max() < 3e-5
 
 
@@ -175,13 +167,8 @@ def test_support_of_a_resumed_request_continues_that_of_its_partial():
     sampling = Sampling(max_tokens=10, top_p=0.9, temperature=0.8)
     whole = Served(where, model).run([PROMPTS[0]], sampling)[0]
     served = Served(where, model)
-    request = Request(id="0", tokens=PROMPTS[0], sampling=sampling, seed=0)
-    served.core.submit(request)
-    for _ in range(4):
-        served.core.step()
-    served.core.abort(["0"])
-    ((_, partial),) = served.core.step()
-    assert isinstance(partial, Completion)
+    request = samples.request(id="0", tokens=PROMPTS[0], sampling=sampling)
+    partial = served.interrupted(request, steps=4)
     served.core.submit(request.after(partial))
     joined = partial.then(served.finish()["0"])
     assert joined.support is not None
@@ -223,24 +210,26 @@ def test_gradient_and_entropy_are_those_of_the_kept_distribution():
     logprobs = torch.log_softmax(masked, -1)
     plain = head.TokenLogprobs(logprobs[slot, target], -(logprobs.exp() * logprobs).sum(-1))
     want = torch.autograd.grad(value(plain), (hidden, weight))
-    kept = head.KeptSets(support, device=torch.device("cpu"))
+    kept = head.SupportMask(support, device=torch.device("cpu"))
     for keep_bytes in (0, 1 << 30):
         before, head.KEEP_BYTES = head.KEEP_BYTES, keep_bytes
         try:
-            out = head.token_logprobs(hidden, weight, None, slot_K=slot, targets_K=target, temperature=0.7, kept=kept)
+            out = head.token_logprobs(
+                hidden, weight, None, slot_K=slot, targets_K=target, temperature=0.7, support=kept
+            )
             got = torch.autograd.grad(value(out), (hidden, weight))
         finally:
             head.KEEP_BYTES = before
         torch.testing.assert_close(out.logprobs_K, plain.logprobs_K)
         torch.testing.assert_close(out.entropy_M, plain.entropy_M)
         torch.testing.assert_close(got, want)
-    own = head.from_logits(hidden @ weight.T, slot_K=slot, targets_K=target, temperature=0.7, kept=kept)
+    own = head.logprobs_from_logits(hidden @ weight.T, slot_K=slot, targets_K=target, temperature=0.7, support=kept)
     torch.testing.assert_close(own.logprobs_K, plain.logprobs_K)
     torch.testing.assert_close(own.entropy_M, plain.entropy_M)
     torch.testing.assert_close(torch.autograd.grad(value(own), (hidden, weight)), want)
 
 
-def test_a_token_outside_its_set_is_refused():
+def test_token_outside_its_set_is_refused():
     where, model, _ = tiny("llama")
     sampling = Sampling(max_tokens=4, top_k=3)
     answers = sampled(Served(where, model), sampling)
@@ -251,4 +240,4 @@ def test_a_token_outside_its_set_is_refused():
     assert row.support is not None
     tokens[at] = next(i for i in range(VOCABULARY) if i not in row.support.ids(at))
     with pytest.raises(AlignmentError, match="not in the set"):
-        plan([msgspec.structs.replace(row, tokens=tokens)], weights_R=np.ones(1), version=0, budget=100)
+        plan_packs([msgspec.structs.replace(row, tokens=tokens)], weights_R=np.ones(1), version=0, budget=100)

@@ -14,7 +14,7 @@ from corrente.config.load import parse_config
 from corrente.data.types import Scores
 from corrente.errors import ConfigError, RewardError
 from corrente.score import checks, vocabulary
-from corrente.score.build import names
+from corrente.score.build import scorer_names
 from corrente.score.endpoint import Endpoint
 from corrente.score.served import ServedTeacher
 
@@ -114,13 +114,13 @@ def config(**keys: Any) -> Any:
 
 
 def test_wrong_server_is_refused(tmp_path: Path):
-    assert names(config()) == ["teacher"]
-    checks.check(config(tokenizer=str(tmp_path)))
+    assert scorer_names(config()) == ["teacher"]
+    checks.check_reward_settings(config(tokenizer=str(tmp_path)))
     for keys, message in (
         ({"url": "h:8000/v1"}, r"url = 'h:8000/v1': it must begin with http"),
         ({}, r"tokenizer = 'somewhere': it must be a directory"),
     ):
         with pytest.raises(ConfigError, match=message):
-            checks.check(config(**keys))
+            checks.check_reward_settings(config(**keys))
     with pytest.raises(ConfigError, match="has no tokenizer to be compared"):
-        vocabulary.check(str(tmp_path), str(tmp_path))
+        vocabulary.check_same_vocabulary(str(tmp_path), str(tmp_path))

@@ -20,31 +20,23 @@ import pytest
 
 from corrente.common.threads import DaemonThreads, inline
 from corrente.config import Reward, RunConfig
-from corrente.data.types import Completion, Episode, Group, Prompt, Span, Turn
+from corrente.data.types import Episode, Group
 from corrente.errors import ConfigError
 from corrente.score.base import ScoreResult
 from corrente.score.build import open_scorer
 from corrente.score.builtins import exact_line, exact_match
-from corrente.score.calling import columns, conversation
-from corrente.score.functions import CALLS_AT_ONCE, FunctionsScorer, members
-from corrente.score.resolve import accepted, distinct_names, name_of, needed, resolve
+from corrente.score.calling import conversation_messages, function_columns
+from corrente.score.functions import CALLS_AT_ONCE, FunctionsScorer, function_members
+from corrente.score.resolve import (
+    accepted_arguments,
+    distinct_names,
+    function_name,
+    required_arguments,
+    resolve_function,
+)
+from corrente.testing import samples
 from corrente.testing.clock import run_virtual
 from corrente.testing.stages import check_scorer
-
-
-def _episode(index: int, text: str, **values: Any) -> Episode:
-    tokens = np.arange(len(text), dtype=np.int32)
-    spans = (Span(0, 0, len(text)),) if text else ()
-    completion = Completion(
-        tokens=tokens, logprobs=np.zeros(len(text), np.float32), spans=spans, finish_reason="stop", text=text
-    )
-    turns = (Turn(speaker="policy", tokens=tokens, completion=completion),)
-    return Episode(prompt_id="0/0", group_id=3, index=index, turns=turns, **values)
-
-
-def _group(*texts: str, **fields: Any) -> Group:
-    prompt = Prompt(id="0/0", tokens=np.array([1, 2], np.int32), text="1 + 1 =", fields=fields or {"answer": "2"})
-    return Group(id=3, prompt=prompt, episodes=tuple(_episode(i, t) for i, t in enumerate(texts)), admitted_version=0)
 
 
 def _score(scorer: FunctionsScorer, group: Group) -> Group:
@@ -52,7 +44,11 @@ def _score(scorer: FunctionsScorer, group: Group) -> Group:
 
 
 def _one(function: Any, *texts: str, **options: Any) -> list[Episode]:
-    return list(_score(FunctionsScorer([function], offload=inline, **options), _group(*texts or ("a", "bb"))).episodes)
+    return list(
+        _score(
+            FunctionsScorer([function], offload=inline, **options), samples.group(texts=texts or ("a", "bb"))
+        ).episodes
+    )
 
 
 # ---- what is called, and with what -------------------------------------------------------------------------------------------
@@ -68,12 +64,17 @@ def test_function_is_given_lists_over_the_group_it_has_parameters_for():
     seen: dict[str, Any] = {}
     given: dict[str, Any] = {}
 
-    def everything(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any):
-        given.update(columns)
-        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+    def everything(
+        prompts: list[str], completions: list[str], completion_ids: list[list[int]], **function_columns: Any
+    ):
+        given.update(function_columns)
+        seen.update(prompts=prompts, completions=completions, completion_ids=completion_ids, **function_columns)
         return [0.0] * len(completions)
 
-    _score(FunctionsScorer([everything], offload=inline), _group("a", "bc", answer="2", level=5))
+    _score(
+        FunctionsScorer([everything], offload=inline),
+        samples.group(texts=["a", "bc"], prompt=samples.prompt(fields={"answer": "2", "level": 5})),
+    )
     assert sorted(given) == ["answer", "level", "log_extra", "log_metric", "trainer_state"]
     assert {name: seen[name] for name in seen if not name.startswith(("log_", "trainer_"))} == {
         "prompts": ["1 + 1 ="] * 2,
@@ -90,9 +91,8 @@ ASKED = ({"role": "system", "content": "Be brief."}, {"role": "user", "content":
 
 
 def _chat(*texts: str, asked: Sequence[dict[str, Any]] = ASKED, **values: Any) -> Group:
-    prompt = Prompt(id="0/0", tokens=np.array([1], np.int32), text="<rendered>", messages=tuple(asked))
-    episodes = tuple(_episode(i, t, **values) for i, t in enumerate(texts))
-    return Group(id=3, prompt=prompt, episodes=episodes, admitted_version=0)
+    prompt = samples.prompt(text="<rendered>", messages=asked, fields={})
+    return samples.group(prompt=prompt, texts=texts, **values)
 
 
 def test_conversations_are_given_as_lists_of_messages():
@@ -114,14 +114,14 @@ def test_conversations_are_given_as_lists_of_messages():
 def test_conversation_that_was_played_is_given_as_it_was_played():
     called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
     played = (called, {"role": "tool", "name": "add", "content": "2"}, {"role": "assistant", "content": "2"})
-    given = columns(_chat("x", messages=played))
+    given = function_columns(_chat("x", messages=played))
     assert given["completions"] == [list(played)]
     assert exact_match(given["completions"], [2]) == [1]
 
 
 def test_answer_that_the_prompt_begins_is_given_whole_and_the_prompt_without_it():
     begun = {"role": "assistant", "content": "The sum is "}
-    given = columns(_chat("2", asked=(*ASKED, begun)))
+    given = function_columns(_chat("2", asked=(*ASKED, begun)))
     assert given["prompts"] == [list(ASKED)]
     assert given["completions"] == [[{"role": "assistant", "content": "The sum is 2"}]]
 
@@ -129,10 +129,10 @@ def test_answer_that_the_prompt_begins_is_given_whole_and_the_prompt_without_it(
 def test_conversation_for_a_reward_model_goes_on_where_the_prompt_ends():
     answer = {"role": "assistant", "content": "2"}
     (episode,) = _chat("2").episodes
-    assert conversation(_chat("2").prompt, episode) == [*ASKED, answer]
+    assert conversation_messages(_chat("2").prompt, episode) == [*ASKED, answer]
     begun = _chat("2", asked=(*ASKED, {"role": "assistant", "content": "1 + "}))
-    assert conversation(begun.prompt, begun.episodes[0]) == [*ASKED, {"role": "assistant", "content": "1 + 2"}]
-    assert conversation(_group("2").prompt, _group("2").episodes[0]) == []
+    assert conversation_messages(begun.prompt, begun.episodes[0]) == [*ASKED, {"role": "assistant", "content": "1 + 2"}]
+    assert conversation_messages(samples.group(texts=["2"]).prompt, samples.group(texts=["2"]).episodes[0]) == []
 
 
 def test_environments_are_given_where_there_are_any():
@@ -141,15 +141,15 @@ def test_environments_are_given_where_there_are_any():
     def ask(environments: Any) -> list[float]:
         return [float(worlds.index(world)) for world in environments]
 
-    group = _group("a", "b")
+    group = samples.group(texts=["a", "b"])
     episodes = tuple(msgspec.structs.replace(e, environment=w) for e, w in zip(group.episodes, worlds, strict=True))
     played = msgspec.structs.replace(group, episodes=episodes)
     assert [e.reward for e in _score(FunctionsScorer([ask], offload=inline), played).episodes] == [0.0, 1.0]
-    assert "environments" not in columns(group)
+    assert "environments" not in function_columns(group)
 
 
 def test_rewards_of_an_environment_count_with_weight_one():
-    group = _group("a", "bb")
+    group = samples.group(texts=["a", "bb"])
     won = msgspec.structs.replace(group.episodes[0], env_rewards={"game": 3.0, "bonus": None})
     played = msgspec.structs.replace(group, episodes=(won, group.episodes[1]))
     one, two = _score(FunctionsScorer([Lengths(0.5)], weights=[4.0], offload=inline), played).episodes
@@ -197,7 +197,7 @@ async def _async_scaled(scale: float, completions: Sequence[str]) -> list[float]
 )
 @pytest.mark.parametrize("offload", [inline, None])
 def test_any_callable_scores_sync_or_async(function: Any, offload: Any):
-    scored = _score(FunctionsScorer([function], offload=offload), _group("a", "bcd"))
+    scored = _score(FunctionsScorer([function], offload=offload), samples.group(texts=["a", "bcd"]))
     assert [e.reward for e in scored.episodes] == [2.0, 6.0]
     assert all(e.status == "ok" for e in scored.episodes)
 
@@ -219,14 +219,14 @@ def test_function_that_changes_its_arguments_disturbs_no_other():
         return [0.0, 0.0]
 
     scorer = FunctionsScorer([greedy, lambda completions: [len(c) for c in completions]], offload=inline)
-    assert [e.scores["lambda"] for e in _score(scorer, _group("a", "bb")).episodes] == [1.0, 2.0]
+    assert [e.scores["lambda"] for e in _score(scorer, samples.group(texts=["a", "bb"])).episodes] == [1.0, 2.0]
 
 
 def test_function_that_changes_a_column_changes_neither_other_episodes_nor_the_dataset():
     def popping(completions: list[str], tests: list[list[int]]) -> list[float]:
         return [float(of_one.pop() + len(of_one)) for of_one in tests]
 
-    group = _group("a", "b", "c", tests=[1, 2])
+    group = samples.group(texts=["a", "b", "c"], prompt=samples.prompt(fields={"tests": [1, 2]}))
     scorer = FunctionsScorer([popping], offload=inline)
     for _ in range(2):  # as in a later epoch
         assert [e.reward for e in _score(scorer, group).episodes] == [3.0, 3.0, 3.0]
@@ -241,7 +241,7 @@ def test_reward_is_the_weighted_sum_and_each_score_is_kept():
         return [1.0 / len(c) for c in completions]
 
     scorer = FunctionsScorer([Lengths(1.0), short], weights=[0.5, 4.0], offload=inline)
-    one, two = _score(scorer, _group("a", "bb")).episodes
+    one, two = _score(scorer, samples.group(texts=["a", "bb"])).episodes
     assert one.scores == {"Lengths": 1.0, "short": 1.0}
     assert one.reward == 4.5
     assert two.scores == {"Lengths": 2.0, "short": 0.5}
@@ -256,7 +256,7 @@ def test_none_is_left_out_of_the_sum_and_is_not_zero():
         return [-1.0 if c == "b" else None for c in completions]
 
     scorer = FunctionsScorer([only_a, only_b], weights=[2.0, 1.0], offload=inline)
-    a, b, c = _score(scorer, _group("a", "b", "c")).episodes
+    a, b, c = _score(scorer, samples.group(texts=["a", "b", "c"])).episodes
     assert (a.reward, b.reward, c.reward) == (10.0, -1.0, None)
     assert a.scores == {"only_a": 5.0, "only_b": None}
     assert all(e.status == "ok" for e in (a, b, c))
@@ -269,16 +269,14 @@ def test_episodes_that_failed_before_pass_through_and_are_not_scored():
         asked.append(completions)
         return [1.0] * len(completions)
 
-    group = _group("a", "b", "c")
-    failed = _episode(1, "", status="timeout", error="late")
-    group = Group(
-        id=3, prompt=group.prompt, episodes=(group.episodes[0], failed, group.episodes[2]), admitted_version=0
-    )
+    group = samples.group(texts=["a", "b", "c"])
+    failed = samples.episode(index=1, versions=(), status="timeout", error="late")
+    group = samples.group(episodes=[group.episodes[0], failed, group.episodes[2]])
     scored = _score(FunctionsScorer([score], offload=inline), group)
     assert asked == [["a", "c"]]
     assert [e.reward for e in scored.episodes] == [1.0, None, 1.0]
     assert scored.episodes[1] is failed
-    only_failed = Group(id=3, prompt=group.prompt, episodes=(failed,), admitted_version=0)
+    only_failed = samples.group(episodes=[failed])
     assert _score(FunctionsScorer([score], offload=inline), only_failed) is only_failed
 
 
@@ -331,13 +329,15 @@ def test_async_function_that_is_not_to_be_caught_costs_its_episodes_and_nothing_
 
     ended = "SystemExit" if how == "exits" else "CancelledError"
     for function in (leaves, returned(leaves)):
-        for episode in _score(FunctionsScorer([function, later], offload=inline), _group("a", "b")).episodes:
+        for episode in _score(
+            FunctionsScorer([function, later], offload=inline), samples.group(texts=["a", "b"])
+        ).episodes:
             assert episode.error.endswith(f": ended by {ended}")
             assert episode.scores == {"later": 1.0}
 
 
 def test_function_that_exits_costs_its_episodes_and_not_the_run():
-    scored = _score(FunctionsScorer([_exits]), _group("a", "b"))
+    scored = _score(FunctionsScorer([_exits]), samples.group(texts=["a", "b"]))
     assert [e.error for e in scored.episodes] == ["_exits: ended by SystemExit"] * 2
 
 
@@ -351,7 +351,7 @@ def test_value_that_is_no_finite_number_costs_that_episode_alone(value: Any):
 
 def test_one_failing_function_leaves_the_other_ones_answer_on_record():
     scorer = FunctionsScorer([_raises, Lengths(1.0)], offload=inline)
-    for episode in _score(scorer, _group("a", "bb")).episodes:
+    for episode in _score(scorer, samples.group(texts=["a", "bb"])).episodes:
         assert episode.status == "failed"
         assert episode.error.startswith("_raises")
         assert episode.scores == {"Lengths": len(episode.text)}
@@ -363,7 +363,7 @@ def test_async_function_past_its_deadline_times_out_by_name():
         return []
 
     async def main() -> tuple[Group, float]:
-        scored = await FunctionsScorer([hangs], deadline_s=20.0).score(_group("a", "b"))
+        scored = await FunctionsScorer([hangs], deadline_s=20.0).score(samples.group(texts=["a", "b"]))
         return scored, anyio.current_time()
 
     scored, now_s = run_virtual(main)
@@ -386,7 +386,7 @@ def test_functions_of_a_group_and_groups_run_side_by_side():
         scorer = FunctionsScorer([slow, slower])
         async with anyio.create_task_group() as tasks:
             for _ in range(20):
-                tasks.start_soon(scorer.score, _group("a", "b"))
+                tasks.start_soon(scorer.score, samples.group(texts=["a", "b"]))
         return anyio.current_time()
 
     assert run_virtual(main) == 3.0
@@ -405,7 +405,7 @@ def test_blocking_function_does_not_hold_up_the_event_loop_or_other_groups():
         scored: list[Group] = []
 
         async def one() -> None:
-            scored.append(await scorer.score(_group("a", "b")))
+            scored.append(await scorer.score(samples.group(texts=["a", "b"])))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(one)
@@ -424,7 +424,7 @@ def test_stuck_thread_is_left_behind_at_the_deadline():
         release.append(True)
         return [1.0] * len(completions)
 
-    scored = _score(FunctionsScorer([stuck], deadline_s=0.05), _group("a", "b"))
+    scored = _score(FunctionsScorer([stuck], deadline_s=0.05), samples.group(texts=["a", "b"]))
     assert [e.status for e in scored.episodes] == ["timeout", "timeout"]
     assert not release
     never.set()
@@ -444,7 +444,7 @@ def test_wait_for_a_thread_is_not_part_of_the_deadline():
         scorer = FunctionsScorer([Lengths(1.0)], deadline_s=0.7, offload=offload)
 
         async def one() -> None:
-            scored.append(await scorer.score(_group("a", "bb")))
+            scored.append(await scorer.score(samples.group(texts=["a", "bb"])))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(130):
@@ -465,13 +465,13 @@ def test_function_whose_threads_all_hang_takes_none_of_another():
         return [1.0] * len(completions)
 
     async def main() -> Sequence[ScoreResult]:
-        (stuck, _), (free, _) = members([hangs, Lengths(1.0)])
+        (stuck, _), (free, _) = function_members([hangs, Lengths(1.0)])
         async with anyio.create_task_group() as tasks:
             for _ in range(CALLS_AT_ONCE):
-                tasks.start_soon(stuck.mark, _group("a"))
+                tasks.start_soon(stuck.score_episodes, samples.group(texts=["a"]))
             await anyio.to_thread.run_sync(lambda: [hanging.acquire(timeout=20) for _ in range(CALLS_AT_ONCE)])
             with anyio.fail_after(20):
-                said = await free.mark(_group("a", "bb"))
+                said = await free.score_episodes(samples.group(texts=["a", "bb"]))
             never.set()
         return said
 
@@ -509,13 +509,10 @@ def test_stuck_reward_does_not_keep_the_process_from_ending():
     code = """
 import anyio, threading
 from corrente.score.functions import FunctionsScorer
-from corrente.data.types import Episode, Group, Prompt
-import numpy as np
+from corrente.testing import samples
 def stuck(completions):
     threading.Event().wait()
-prompt = Prompt(id="0/0", tokens=np.zeros(1, np.int32))
-group = Group(id=0, prompt=prompt, episodes=(Episode(prompt_id="0/0", group_id=0, index=0),), admitted_version=0)
-print(anyio.run(FunctionsScorer([stuck], deadline_s=0.05).score, group).episodes[0].status)
+print(anyio.run(FunctionsScorer([stuck], deadline_s=0.05).score, samples.group()).episodes[0].status)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "timeout", "")
@@ -526,34 +523,37 @@ print(anyio.run(FunctionsScorer([stuck], deadline_s=0.05).score, group).episodes
 
 def test_names_say_what_a_function_is_and_never_repeat():
     functions = [exact_line, functools.partial(exact_line), Lengths(1.0), lambda completions: [], Lengths.__call__]
-    assert [name_of(f) for f in functions] == ["exact_line", "exact_line", "Lengths", "lambda", "__call__"]
+    assert [function_name(f) for f in functions] == ["exact_line", "exact_line", "Lengths", "lambda", "__call__"]
     assert distinct_names([exact_line, exact_line, exact_line]) == ("exact_line", "exact_line_2", "exact_line_3")
 
 
 def test_signature_tells_what_is_accepted_and_needed():
-    assert accepted(exact_line) == {"completions", "answer"}
-    assert accepted(lambda completions, **rest: []) is None
-    assert needed(lambda completions, level=3, *, gold: []) == ("completions", "gold")
-    assert needed(functools.partial(_scaled, 2.0)) == ("completions",)
+    assert accepted_arguments(exact_line) == {"completions", "answer"}
+    assert accepted_arguments(lambda completions, **rest: []) is None
+    assert required_arguments(lambda completions, level=3, *, gold: []) == ("completions", "gold")
+    assert required_arguments(functools.partial(_scaled, 2.0)) == ("completions",)
 
 
 def test_function_comes_from_a_name_a_module_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "rewards_of_a_test.py").write_text("def one(completions):\n    return [1.0 for _ in completions]\n")
-    assert resolve("exact_line") is exact_line
-    assert resolve("corrente.score.builtins:exact_line") is exact_line
-    from_file = resolve(f"{tmp_path}/rewards_of_a_test.py:one")
+    assert resolve_function("exact_line") is exact_line
+    assert resolve_function("corrente.score.builtins:exact_line") is exact_line
+    from_file = resolve_function(f"{tmp_path}/rewards_of_a_test.py:one")
     assert from_file(completions=["a"]) == [1.0]
-    assert resolve(f"{tmp_path}/rewards_of_a_test.py:one") is from_file
+    assert resolve_function(f"{tmp_path}/rewards_of_a_test.py:one") is from_file
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    assert resolve("rewards_of_a_test:one")(completions=["a", "b"]) == [1.0, 1.0]
+    assert resolve_function("rewards_of_a_test:one")(completions=["a", "b"]) == [1.0, 1.0]
 
 
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path):
     for folder, value in (("a", 1.0), ("b", 2.0)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "reward.py").write_text(f"def score(completions):\n    return [{value}]\n")
-    assert [resolve(f"{tmp_path}/{folder}/reward.py:score")(completions=["x"]) for folder in "ab"] == [[1.0], [2.0]]
+    assert [resolve_function(f"{tmp_path}/{folder}/reward.py:score")(completions=["x"]) for folder in "ab"] == [
+        [1.0],
+        [2.0],
+    ]
 
 
 def test_scorer_takes_functions_weights_and_deadline_from_the_config():
@@ -562,7 +562,7 @@ def test_scorer_takes_functions_weights_and_deadline_from_the_config():
     async def main() -> Group:
         async with open_scorer(RunConfig(reward=reward), offload=inline) as scorer:
             assert scorer.names == ("exact_line", "exact_line_2")
-            return await scorer.score(_group("2", "3"))
+            return await scorer.score(samples.group(texts=["2", "3"]))
 
     assert [e.reward for e in anyio.run(main).episodes] == [1.5, 0.0]
 
@@ -576,4 +576,4 @@ def test_wrong_weights_and_what_cannot_be_called_are_refused():
 
 @pytest.mark.parametrize("function", [Lengths(1.0), _raises, lambda completions: [None for _ in completions]])
 def test_scorer_keeps_its_contract(function: Any):
-    anyio.run(check_scorer, lambda: FunctionsScorer([function]), _group("a", "bb", "ccc"))
+    anyio.run(check_scorer, lambda: FunctionsScorer([function]), samples.group(texts=["a", "bb", "ccc"]))

@@ -6,40 +6,36 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from tests.refusals import refusal
 
 from corrente.algo import checks as algo_checks
 from corrente.config import Algo, LearnerConfig, Model, RunConfig, Staleness
 from corrente.data.types import Sampling
 from corrente.entrypoints.checks import check_config
-from corrente.errors import ConfigError
 from corrente.models import cache as model_cache
 
 CUTS = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}]
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_truncated_sampling_is_trained_on_where_its_support_is_kept(cut: dict[str, Any]):
-    algo_checks.check(RunConfig(sampling=Sampling(**cut)))
+def test_truncated_sampling_needs_its_support(cut: dict[str, Any]):
+    assert refusal(algo_checks.check, RunConfig(sampling=Sampling(**cut))) == ""
+    refused = refusal(algo_checks.check, RunConfig(sampling=Sampling(keep_support=False, **cut)))
+    assert refused.startswith("sampling.keep_support = false: ")
+    assert " must be true" in refused
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_truncated_sampling_without_its_support_is_refused(cut: dict[str, Any]):
-    with pytest.raises(ConfigError, match=r"sampling\.keep_support = false: .* must be true"):
-        algo_checks.check(RunConfig(sampling=Sampling(keep_support=False, **cut)))
+def test_whole_sampling_needs_no_support():
+    assert refusal(algo_checks.check, RunConfig(sampling=Sampling(keep_support=False))) == ""
 
 
 def test_truncated_sampling_without_its_support_goes_with_a_weight_beside_a_recomputed_proximal_policy():
-    sampling = Sampling(keep_support=False, top_p=0.9)
-    algo_checks.check(RunConfig(sampling=sampling, staleness=Staleness(correct="tis")))
-    with pytest.raises(ConfigError, match="keep_support"):
-        algo_checks.check(
-            RunConfig(sampling=sampling, staleness=Staleness(correct="tis"), algo=Algo(proximal="interpolate"))
-        )
-
-
-def test_nothing_is_kept_where_nothing_is_cut_off():
-    algo_checks.check(RunConfig(sampling=Sampling(keep_support=False)))
+    weighted = RunConfig(sampling=Sampling(keep_support=False, top_p=0.9), staleness=Staleness(correct="tis"))
+    assert refusal(algo_checks.check, weighted) == ""
+    interpolated = msgspec.structs.replace(weighted, algo=Algo(proximal="interpolate"))
+    assert "keep_support" in refusal(algo_checks.check, interpolated)
 
 
 def folder(path: Path, **config: Any) -> Path:
@@ -70,14 +66,13 @@ def test_experts_are_counted_from_the_configuration(config: dict[str, Any], coun
         ({"coef": 0.01}, "learner.router_aux_loss_coef = 0.01"),
     ],
 )
-def test_what_is_for_mixtures_of_experts_is_refused_for_other_models(
+def test_settings_of_mixtures_of_experts_are_refused_for_other_models(
     sections: dict[str, Any], key: str, tmp_path: Path
 ):
     model = Model(path=str(folder(tmp_path)), keep_routing=sections.get("keep_routing"))
     config = RunConfig(model=model, learner=LearnerConfig(router_aux_loss_coef=sections.get("coef", 0.0)))
-    with pytest.raises(ConfigError, match=f"^{key}: .* is no mixture of experts"):
-        check_config(config)
-
-
-def test_a_model_without_experts_needs_no_word_about_them(tmp_path: Path):
-    check_config(RunConfig(model=Model(path=str(folder(tmp_path)), keep_routing=False)))
+    refused = refusal(check_config, config)
+    assert refused.startswith(f"{key}: ")
+    assert "is no mixture of experts" in refused
+    left_out = RunConfig(model=Model(path=model.path, keep_routing=False))
+    assert refusal(check_config, left_out) == ""

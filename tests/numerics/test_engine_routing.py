@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 from tests.numerics.engine_tiny import VOCABULARY, Served, tiny
-from tests.numerics.test_kept_support import PROMPTS, batch, gaps, policy
+from tests.numerics.test_engine_support import PROMPTS, batch, gaps, policy
 
 from corrente.algo.graph import rows
 from corrente.config import RunConfig
 from corrente.data.routing import UNKNOWN, Experts
-from corrente.data.types import Batch, Completion, Episode, Request, Row, Sampling, Tokens, Turn
+from corrente.data.types import Batch, Completion, Row, Sampling, Tokens
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.errors import AlignmentError, ConfigError
 from corrente.learner.model import recompute_activations
-from corrente.learner.packing import as_rows, as_tree, plan
+from corrente.learner.packing import as_rows, as_tree, plan_packs
 from corrente.models.moe_routing import Routers, routers_of
+from corrente.testing import samples
 
 MIXTURES = {"mixtral": (3, 2, 4), "qwen3_moe": (3, 3, 8)}
 """Layers, experts of a token, experts."""
@@ -128,20 +129,15 @@ def test_experts_of_a_resumed_request_continue_those_of_its_partial():
     served, _, _ = serve("qwen3_moe")
     whole = served.run([PROMPTS[0]], LONG)[0]
     again, _, _ = serve("qwen3_moe")
-    request = Request(id="0", tokens=PROMPTS[0], sampling=LONG, seed=0)
-    again.core.submit(request)
-    for _ in range(4):
-        again.core.step()
-    again.core.abort(["0"])
-    ((_, partial),) = again.core.step()
-    assert isinstance(partial, Completion)
+    request = samples.request(id="0", tokens=PROMPTS[0], sampling=LONG)
+    partial = again.interrupted(request, steps=4)
     again.core.submit(request.after(partial))
     joined = partial.then(again.finish()["0"])
     assert np.array_equal(joined.tokens, whole.tokens)
     assert np.array_equal(kept(joined), kept(whole))
 
 
-def test_a_request_that_was_aborted_before_it_was_read_has_no_experts():
+def test_request_that_was_aborted_before_it_was_read_has_no_experts():
     served, _, _ = serve("mixtral", max_sequences=1)
     served.submit(PROMPTS[0], LONG, name="a")
     served.submit(PROMPTS[1], LONG, name="b")
@@ -168,12 +164,12 @@ def test_experts_are_kept_by_default_where_there_are_any_and_not_where_they_are_
 
 @mixtures
 @pytest.mark.parametrize("budget", [20, 10_000])
-def test_the_ratio_is_one_at_equal_weights(kind: str, budget: int):
+def test_ratio_is_one_at_equal_weights(kind: str, budget: int):
     served, model, _ = serve(kind)
     step = batch(LONG, [(prompt, served.run([prompt] * 3, LONG)) for prompt in PROMPTS])
     assert all(row.experts is not None for row in step.rows)
     learner = policy(model, LONG)
-    assert learner.folds
+    assert learner.traits.prefix_tree
     assert gaps(learner, step, budget=budget).max() < 3e-5
 
 
@@ -196,9 +192,9 @@ def test_gradients_reach_the_router_weights_that_were_used_and_no_others(kind: s
     step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
     learner = policy(model, LONG)
     learner.model.requires_grad_(True)
-    (pack,) = plan(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
+    (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     other = _elsewhere(pack, MIXTURES[kind][2])
-    learner.logprobs(other)[0].logprobs_K.sum().backward()
+    learner(other).logprobs_K.sum().backward()
     assert other.experts is not None
     used = np.concatenate(other.experts)
     for layer in range(MIXTURES[kind][0]):
@@ -216,16 +212,16 @@ def _elsewhere(pack: Any, count: int) -> Any:
     return msgspec.structs.replace(pack, experts=experts)
 
 
-def test_the_gradient_of_a_router_is_that_of_finite_differences():
+def test_gradient_of_a_router_is_that_of_finite_differences():
     served, model, _ = serve("mixtral")
     step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
-    (pack,) = plan(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
+    (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     learner = policy(model, LONG)
     weight = learner.model.model.layers[0].mlp.gate.weight
     weight.requires_grad_(True)
 
     def value() -> torch.Tensor:
-        return learner.logprobs(pack)[0].logprobs_K.double().mean()
+        return learner(pack).logprobs_K.double().mean()
 
     (gradient,) = torch.autograd.grad(value(), weight)
     direction = gradient / gradient.norm()
@@ -241,7 +237,7 @@ def test_the_gradient_of_a_router_is_that_of_finite_differences():
 def test_recomputed_activations_are_routed_the_same_way():
     served, model, _ = serve("qwen3_moe")
     step = batch(LONG, [(PROMPTS[0], served.run([PROMPTS[0]] * 2, LONG))])
-    (pack,) = plan(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
+    (pack,) = plan_packs(step.rows, weights_R=np.ones(len(step.rows)), version=0, budget=10_000)
     other = _elsewhere(pack, 8)
     gradients = []
     for checkpointing in (False, True):
@@ -250,21 +246,20 @@ def test_recomputed_activations_are_routed_the_same_way():
         if checkpointing:
             recompute_activations(learner.model)
             learner.model.train()
-        learner.logprobs(other)[0].logprobs_K.sum().backward()
+        learner(other).logprobs_K.sum().backward()
         gradients.append([p.grad for p in learner.model.parameters() if p.grad is not None])
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_a_conversation_of_several_turns_keeps_both_along_its_row():
+def test_conversation_of_several_turns_keeps_both_along_its_row():
     """Two sampled turns around a given one: the row's ratios are 1, and every position that is read has its experts."""
     served, model, _ = serve("qwen3_moe")
-    turns = [Turn(speaker="user", tokens=PROMPTS[1])]
+    turns = [samples.turn(PROMPTS[1])]
     for _ in range(2):
         context = np.concatenate([turn.tokens for turn in turns])
         (said,) = served.run([context], LONG)
-        turns.append(Turn(speaker="policy", tokens=said.tokens, completion=said))
-        turns.append(Turn(speaker="tool", tokens=np.array([30, 31, 32], np.int32)))
-    episode = Episode(prompt_id="0", group_id=0, index=0, turns=tuple(turns))
+        turns += [samples.turn(said), samples.turn((30, 31, 32), speaker="tool")]
+    episode = samples.episode(turns=turns)
     sampled = episode.sampled_tokens
     (row,) = rows(0, episode, advantages_T=np.ones(sampled), oldest=None)
     assert row.support is not None
@@ -272,34 +267,25 @@ def test_a_conversation_of_several_turns_keeps_both_along_its_row():
     assert ((row.support.counts > 0) == row.loss_mask).all()
     last = int(np.flatnonzero(row.loss_mask)[-1])
     assert same(row.experts[:last], chosen(model, row.tokens[:last]))
-    step = Batch(step=0, version=0, rows=(row,), sequences=1, tokens=sampled)
+    step = samples.batch(rows=[row])
     assert gaps(policy(model, LONG), step).max() < 3e-5
 
 
 # ---- packing ------------------------------------------------------------------------------------------------------------------
 
 
-def _row(tokens: list[int], experts: np.ndarray | None, group: int = 0) -> Row:
-    count = len(tokens)
-    mask = np.arange(count) >= count - 2
-    return Row(
-        group=group,
-        tokens=np.array(tokens, np.int32),
-        loss_mask=mask,
-        logprobs=np.where(mask, -0.5, 0).astype(np.float32),
-        versions=np.zeros(count, np.int32),
-        advantages=mask.astype(np.float32),
-        experts=experts,
-    )
+def _row(tokens: list[int], experts: np.ndarray | None) -> Row:
+    """Trained on its last two tokens."""
+    return samples.row(tokens=tokens, prompt_tokens=len(tokens) - 2, experts=experts)
 
 
-def test_a_prompt_that_was_routed_in_two_ways_is_forwarded_in_both():
+def test_prompt_that_was_routed_in_two_ways_is_forwarded_in_both():
     rng = np.random.default_rng(0)
     one = rng.integers(0, 4, (6, 3, 2)).astype(np.int16)
     two = one.copy()
     two[1, 2, 0] = (two[1, 2, 0] + 1) % 4
     rows = [_row([5, 6, 7, 8, 9, 9], one), _row([5, 6, 7, 8, 4, 9], one), _row([5, 6, 7, 8, 9, 3], two)]
-    (pack,) = plan(rows, weights_R=np.ones(3), version=0, budget=100)
+    (pack,) = plan_packs(rows, weights_R=np.ones(3), version=0, budget=100)
     inputs = as_tree(pack)
     assert inputs.tokens.size == (5 + 1) + 4, "the first token is shared by all; the rest of the third row by none"
     assert inputs.experts is not None
@@ -327,6 +313,6 @@ def test_experts_for_a_model_without_any_are_an_error():
         gaps(policy(tiny("qwen3_moe")[1], LONG), step)
 
 
-def test_the_defaults_of_a_run_keep_experts_where_there_are_any():
+def test_defaults_of_a_run_keep_experts_where_there_are_any():
     assert RunConfig().model.keep_routing is None
     assert VOCABULARY > 500, "top_k cuts something off"

