@@ -23,9 +23,9 @@ TRL_READY := $(if $(CORRENTE_TRL_PYTHON),,$(TRL)/.ready)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := src tests benchmarks
+SOURCES := src tests benchmarks examples
 
-.PHONY: help demo venv dev model vllm trl test test-slow test-vllm test-trl test-all format lint types imports check clean
+.PHONY: help demo venv dev model vllm trl test test-slow test-vllm test-trl test-all wheel format lint types imports check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -59,6 +59,11 @@ test-trl: $(VENV)/.ready-dev $(TRL_READY)  ## the tests that compare objectives 
 test-all: $(VENV)/.ready-dev model  ## every test that needs no GPU and no vLLM
 	$(BIN)/pytest -m "not gpu and not vllm" $(ARGS)
 
+wheel: $(VENV)/.ready-dev  ## the package as a wheel, in dist/
+	rm -rf build dist
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+	rm -rf build
+
 check: lint types imports  ## what has to be clean before a commit
 
 format: $(VENV)/.ready-dev  ## format and fix what can be fixed
@@ -76,8 +81,8 @@ imports: $(VENV)/.ready-dev
 	$(BIN)/lint-imports
 
 clean:  ## remove the environment and what tools left; runs/ and the cached model stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corrente needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...")'

@@ -149,7 +149,7 @@ def write_prompts(args: argparse.Namespace, folder: Path) -> None:
 async def play(args: argparse.Namespace, folder: Path, kind: str) -> dict[str, float]:
     """One run, from the first admission to the last token's step."""
     config, record, env = parse_config(tables(args, folder, kind)), Record(), LongTailed(args.tokens)
-    async with open_parts(config, sinks=[record], given=RunInputs(reward_functions=[variety])) as parts:
+    async with open_parts(config, sinks=[record], inputs=RunInputs(reward_functions=[variety])) as parts:
         changed: dict[str, Any] = {"env": env}
         if kind == "none":
             plan = msgspec.structs.replace(parts.plan, max_age=None)  # tokens keep the label of the first version

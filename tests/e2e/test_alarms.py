@@ -47,7 +47,7 @@ def run(config: RunConfig, *, learner: str = LEARNER) -> tuple[RunResult, Record
         async with open_parts(
             config,
             sinks=[record],
-            given=given,
+            inputs=given,
             learner=learner,
             folder=run_folder_path(config) / "checkpoints",
         ) as parts:

@@ -229,7 +229,7 @@ def test_run_without_a_checkpoint_or_of_other_settings_cannot_go_on(tmp_path: Pa
     assert "nothing to resume" in failed.stderr
     refused = _run(path, "--resume", "--set", "run.seed=3")
     assert refused.returncode == 2
-    assert refused.stderr.startswith("corrente: --resume: run.seed = 3, but the run in")
+    assert refused.stderr.startswith("corrente: resume: run.seed = 3, but the run in")
 
 
 def test_terminal_shows_a_live_table(tmp_path: Path):

@@ -15,7 +15,8 @@ from tests.e2e.tiny import answer_fraction, tiny_config
 from corrente.config.load import dump_config, load_config
 from corrente.controller import checkpoint_folder
 from corrente.entrypoints.checks import check_config
-from corrente.entrypoints.evaluate import config_of_checkpoint, config_of_model, run_evaluation
+from corrente.entrypoints.eval_target import config_of_checkpoint, config_of_model
+from corrente.entrypoints.evaluate import run_evaluation
 from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.run_folder import CONFIG, run_folder_path
 from corrente.entrypoints.train import run_training
@@ -136,7 +137,9 @@ def test_eval_command_refuses_what_it_cannot_evaluate(tmp_path: Path):
 
 
 def test_evaluate_takes_reward_functions_and_leaves_nothing(tmp_path: Path):
-    evaluation = anyio.run(lambda: run_evaluation(tiny_config(tmp_path, "eval.every=0", "eval.prompts=3"), given=GIVEN))
+    evaluation = anyio.run(
+        lambda: run_evaluation(tiny_config(tmp_path, "eval.every=0", "eval.prompts=3"), inputs=GIVEN)
+    )
     assert len(evaluation.groups) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"model", "prompts.jsonl", "held_out.jsonl"}
 
@@ -149,7 +152,7 @@ def test_adapter_directory_is_evaluated_on_the_model_of_the_config(tmp_path: Pat
     config = config_of_model(plain, learned / "learner")
     assert (config.adapters.rank, config.model.path) == (4, plain.model.path)  # type: ignore[union-attr]
     beside = [record["eval/reward"] for record in read_metrics(folder) if "eval/reward" in record]
-    assert anyio.run(lambda: run_evaluation(config, given=GIVEN)).metrics["eval/reward"] == pytest.approx(
+    assert anyio.run(lambda: run_evaluation(config, inputs=GIVEN)).metrics["eval/reward"] == pytest.approx(
         beside[-1], abs=1e-6
     )
     with pytest.raises(ConfigError, match="it must be a directory"):
@@ -160,7 +163,7 @@ def test_what_an_evaluation_loses_is_counted_and_named(tmp_path: Path):
     def breaks(completions, **_):
         raise KeyError("gold")
 
-    evaluation = anyio.run(lambda: run_evaluation(tiny_config(tmp_path), given=RunInputs(reward_functions=[breaks])))
+    evaluation = anyio.run(lambda: run_evaluation(tiny_config(tmp_path), inputs=RunInputs(reward_functions=[breaks])))
     assert (evaluation.metrics["eval/lost"], evaluation.metrics["eval/episodes"]) == (4, 0)
     assert "breaks: KeyError: 'gold'" in evaluation.error
     assert "eval/reward" not in evaluation.metrics

@@ -53,7 +53,7 @@ def _run(
     async def go() -> RunResult:
         stop = anyio.Event()
         record._on_step = lambda step: stop.set() if step >= stop_at else None
-        return await run_training(made, sinks=[record], resume=resume, given=given, signals=False, stop=stop)
+        return await run_training(made, sinks=[record], resume=resume, inputs=given, signals=False, stop=stop)
 
     return anyio.run(go)
 
@@ -95,7 +95,7 @@ def test_run_with_trackers_goes_on_when_one_of_them_fails(tmp_path: Path):
         given = RunInputs(
             train_dataset=chats, reward_functions=[lambda completions: [float(i) for i, _ in enumerate(completions)]]
         )
-        return await run_training(made, sinks=[record, *trackers], given=given, signals=False)
+        return await run_training(made, sinks=[record, *trackers], inputs=given, signals=False)
 
     assert anyio.run(go).steps == 3
     assert len([event for event in record.events if "Beside failed and is not used any more" in event]) == 1

@@ -11,9 +11,8 @@ import pytest
 from tests.e2e.tiny import answer_fraction, tiny_config
 
 from corrente.config import RunConfig
-from corrente.controller import checkpoint_folder
+from corrente.controller import checkpoint_folder, pipeline
 from corrente.controller.parts import RunResult
-from corrente.entrypoints import assemble
 from corrente.entrypoints.assemble import open_parts
 from corrente.entrypoints.inputs import RunInputs
 from corrente.entrypoints.run_folder import run_folder_path
@@ -59,7 +58,7 @@ def run(
 
     async def go() -> RunResult:
         return await run_training(
-            config, sinks=[record], resume=resume, given=RunInputs(reward_functions=[reward]), signals=False
+            config, sinks=[record], resume=resume, inputs=RunInputs(reward_functions=[reward]), signals=False
         )
 
     return anyio.run(go), record
@@ -153,9 +152,9 @@ def test_run_resumed_trains_every_prompt_once(tmp_path: Path):
         record.__init__(on_step=lambda step: stop.set() if step >= stop_at else None)
         folder = run_folder_path(config) / "checkpoints"
         async with open_parts(
-            config, sinks=[record], folder=folder, given=RunInputs(reward_functions=[answer_fraction])
+            config, sinks=[record], folder=folder, inputs=RunInputs(reward_functions=[answer_fraction])
         ) as parts:
-            return await assemble.pipeline.run(parts, stop=stop)
+            return await pipeline.run(parts, stop=stop)
 
     record = Record()
     before = anyio.run(first_part)

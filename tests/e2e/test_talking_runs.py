@@ -39,7 +39,7 @@ def run(config: RunConfig, **given: Any) -> tuple[RunResult, Record]:
     record = Record()
 
     async def go() -> RunResult:
-        return await run_training(config, sinks=[record], given=RunInputs(**given), signals=False)
+        return await run_training(config, sinks=[record], inputs=RunInputs(**given), signals=False)
 
     return anyio.run(go), record
 

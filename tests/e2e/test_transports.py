@@ -228,7 +228,7 @@ def test_run_trains_to_its_end_and_leaves_what_it_should(kind: str, tmp_path: Pa
     config = tiny.tiny_config(tmp_path, "runtime.kind=procs", f"sync.kind={kind}", *payload)
     check_config(config)
     given = RunInputs(reward_functions=[tiny.answer_fraction])
-    outcome = anyio.run(lambda: run_training(config, given=given))
+    outcome = anyio.run(lambda: run_training(config, inputs=given))
     assert (outcome.ended, outcome.version) == ("steps", 6)
     assert outcome.counts["trained"] == 12
     kept = sorted(entry.name[:9] for entry in (tmp_path / "runs" / "tiny").glob("weights/v*"))

@@ -513,7 +513,7 @@ def _train(folder: Path, *settings: str) -> tuple[RunResult, RecordingSink]:
     config = parse_config(tables, settings)
     sink = RecordingSink()
     given = RunInputs(reward_functions=[answer_fraction])
-    outcome = anyio.run(lambda: run_training(config, sinks=[sink], given=given, signals=False))
+    outcome = anyio.run(lambda: run_training(config, sinks=[sink], inputs=given, signals=False))
     assert (outcome.ended, outcome.steps, outcome.version) == ("steps", 8, 8)
     return outcome, sink
 

@@ -236,12 +236,12 @@ def test_groups_in_a_row_that_teach_nothing_are_counted_on() -> None:
     world = World(lengths=TAIL, reward=lambda episode, prompt: 1.0)
     first = simulate(config, world, stop_at_s=10.0)
     snapshot, _ = first.checkpoints.read()
-    assert 0 < snapshot.fruitless[0] < 20
+    assert 0 < snapshot.untrainable[0] < 20
     second = simulate(config, world, resume=first.checkpoints.read())
     assert isinstance(second.error, NothingToLearnError)
     ended, _ = second.checkpoints.read()
     assert ended.ledger.outcomes["filtered"] == 20
-    assert ended.fruitless == (0, 0)
+    assert ended.untrainable == (0, 0)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])

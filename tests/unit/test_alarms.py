@@ -18,7 +18,7 @@ def told(alarm: Alarm, name: str, values: list[float | None]) -> list[str]:
     alarms = Alarms(alarm, sink)
     for step, value in enumerate(values):
         before = len(sink.events)
-        alarms.look(step, {} if value is None else {name: value}, may_stop=True)
+        alarms.check_step(step, {} if value is None else {name: value}, may_stop=True)
         said.append(" ".join(level for level, _ in sink.events[before:]))
     return said
 
@@ -37,7 +37,7 @@ def test_alarm_is_told_once_until_the_value_is_well_inside(name: str, values: li
 
 def test_alarm_names_value_band_and_likely_causes():
     sink = RecordingSink()
-    Alarms(Alarm(), sink).look(7, {"ratio/ess": 0.25, "mismatch_clean/logprob_gap_mean": 0.5}, may_stop=True)
+    Alarms(Alarm(), sink).check_step(7, {"ratio/ess": 0.25, "mismatch_clean/logprob_gap_mean": 0.5}, may_stop=True)
     (_, ess), (_, gap) = sink.events
     assert "step 7: ratio/ess = 0.25 is below alarm.ess_min = 0.5" in ess
     assert "learner.lr" in ess
@@ -57,9 +57,9 @@ def test_no_number_is_outside_every_band():
 def test_stale_keys_are_not_blamed_where_the_weights_are_wrong():
     sink = RecordingSink()
     alarms, gap = Alarms(Alarm(), sink), "logprob_gap_mean"
-    alarms.look(1, {f"mismatch_clean/{gap}": 0.4, f"mismatch_mixed/{gap}": 0.5}, may_stop=True)
+    alarms.check_step(1, {f"mismatch_clean/{gap}": 0.4, f"mismatch_mixed/{gap}": 0.5}, may_stop=True)
     assert len(sink.events) == 1
-    alarms.look(2, {f"mismatch_clean/{gap}": 0.01, f"mismatch_mixed/{gap}": 0.5}, may_stop=True)
+    alarms.check_step(2, {f"mismatch_clean/{gap}": 0.01, f"mismatch_mixed/{gap}": 0.5}, may_stop=True)
     assert [level for level, _ in sink.events] == ["warning", "info", "warning"]
     assert "recompute" in sink.events[-1][1]
 
@@ -71,6 +71,6 @@ def test_zero_switches_a_band_off():
 
 def test_alarm_that_stops_waits_until_it_may():
     alarms = Alarms(Alarm(action="stop"), RecordingSink())
-    alarms.look(1, {"ratio/ess": 0.1}, may_stop=False)
+    alarms.check_step(1, {"ratio/ess": 0.1}, may_stop=False)
     with pytest.raises(AlarmError, match=r"step 1: ratio/ess = 0\.1"):
-        alarms.look(2, {"ratio/ess": 0.9}, may_stop=True)
+        alarms.check_step(2, {"ratio/ess": 0.9}, may_stop=True)

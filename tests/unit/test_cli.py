@@ -14,10 +14,10 @@ import pytest
 
 from corrente import __version__
 from corrente import config as c
-from corrente.cli import eval_command
 from corrente.config import schema
 from corrente.config.load import load_config, parse_config
 from corrente.entrypoints import evaluate, run_folder
+from corrente.entrypoints.eval_target import EvalTarget, hold_servers
 from corrente.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -170,20 +170,20 @@ def test_the_servers_of_a_run_that_goes_on_are_not_evaluated_on(tmp_path: Path):
     made = msgspec.structs.replace(_config(tmp_path), engine=c.Vllm(urls=("http://a:1/", "http://b:1")), sync=c.Http())
     config, folder = run_folder.create(made)
 
-    def subject(*urls: str) -> eval_command.Subject:
+    def target(*urls: str) -> EvalTarget:
         engine = c.Vllm(urls=urls) if urls else c.Embedded()
-        return eval_command.Subject(config=msgspec.structs.replace(config, engine=engine), label="x", run=folder)
+        return EvalTarget(config=msgspec.structs.replace(config, engine=engine), label="x", run=folder)
 
     with run_folder.held(folder):
         for other in ((), ("http://c:1",)):
-            with eval_command.apart(subject(*other)):
+            with hold_servers(target(*other)):
                 pass
         with (
             pytest.raises(ConfigError, match=r"engine\.urls: .* --set engine\.kind=embedded"),
-            eval_command.apart(subject("http://a:1")),
+            hold_servers(target("http://a:1")),
         ):
             pass
-    with eval_command.apart(subject("http://a:1")), pytest.raises(ConfigError), run_folder.held(folder):
+    with hold_servers(target("http://a:1")), pytest.raises(ConfigError), run_folder.held(folder):
         pass
 
 
@@ -225,7 +225,7 @@ def test_run_folder_of_another_run_is_not_reopened(tmp_path: Path, change: dict[
     with pytest.raises(ConfigError) as caught:
         run_folder.reopen(msgspec.structs.replace(changed, run=run))
     assert part in str(caught.value)
-    assert "--name" in str(caught.value)
+    assert "another run.name" in str(caught.value)
 
 
 def test_run_folder_is_held_by_one_run_at_a_time(tmp_path: Path):

@@ -28,8 +28,7 @@ def test_every_prompt_ends_once_with_a_reason_and_a_count() -> None:
     assert ledger.admitted == 5
     ledger.settle_rest("cancelled", "the run ended")
     assert ledger.counts() == {"trained": 1, "filtered": 2, "failed": 0, "stale": 0, "cancelled": 2}
-    assert ledger.reasons("filtered") == {"all rewards equal": 2}
-    assert ledger.reasons("cancelled") == {"the run ended": 2}
+    assert ledger.state().reasons == {"filtered": {"all rewards equal": 2}, "cancelled": {"the run ended": 2}}
     assert ledger.outstanding == ()
 
 
@@ -67,7 +66,7 @@ def test_account_balances_whatever_happens_and_survives_a_restart(ends: list[tup
     after = Ledger(ledger.state())
     assert after.counts() == ledger.counts()
     assert after.admitted == 31 - len(open_tickets)
-    assert [after.reasons(o) for o in OUTCOMES] == [ledger.reasons(o) for o in OUTCOMES]
+    assert after.state() == ledger.state()
 
 
 def test_reasons_that_name_what_they_are_about_do_not_grow_without_end():
@@ -75,6 +74,6 @@ def test_reasons_that_name_what_they_are_about_do_not_grow_without_end():
     for ticket in range(3 * REASONS):
         ledger.admit(ticket, admission(ticket))
         ledger.settle(ticket, "failed", f"request {ticket} was lost")
-    reasons = ledger.reasons("failed")
+    reasons = ledger.state().reasons["failed"]
     assert len(reasons) == REASONS + 1
     assert sum(reasons.values()) == 3 * REASONS

@@ -55,7 +55,7 @@ def test_record_answers_the_same_requests_in_the_same_order() -> None:
     one.add(part(3, reason="stop"), interrupted=False)
     two = first.open(request(1, 2, 3, 4, seed=2, id="0/1"))
     with two.asking():
-        two.look(part(5, 6), written=0)
+        two.record_partial(part(5, 6), written=0)
         answers = first.answers()
     again = PartialRollout(answers)
     assert [a.finished for a in again.answers()] == [True, False]
@@ -88,9 +88,9 @@ def test_look_that_comes_after_the_call_has_ended_is_void() -> None:
         written = entry.written
     entry.add(part(2, 3), interrupted=True)
     with entry.asking():
-        entry.look(part(2), written=written)
+        entry.record_partial(part(2), written=written)
         assert _tokens(entry.answer()) == [2, 3]
-        entry.look(part(4), written=entry.written)
+        entry.record_partial(part(4), written=entry.written)
         assert _tokens(entry.answer()) == [2, 3, 4]
     assert entry.next.tokens.tolist() == [1, 2, 3]  # what was looked at has not come back yet
 

@@ -17,10 +17,14 @@ PUBLIC = {
     "controller.plan": "Plan",
     "controller.snapshot": "Snapshot Unfinished",
     "controller.pipeline": "Pipeline run",
-    "entrypoints.assemble": "build_buffer build_inflight build_staleness derive_plan eval_sampling open_parts",
-    "entrypoints.train": "run_training",
-    "entrypoints.evaluate": "config_of_checkpoint config_of_model run_evaluation",
-    "entrypoints.inputs": "RunInputs",
+    "entrypoints.assemble": "build_buffer build_inflight derive_plan eval_sampling open_parts",
+    "entrypoints.train": "run_training train",
+    "entrypoints.train_result": "TrainResult train_result",
+    "entrypoints.evaluate": "evaluate evaluate_target run_evaluation",
+    "entrypoints.eval_target": "EvalTarget add_to_record config_of_checkpoint config_of_model find_target hold_servers",
+    "entrypoints.inputs": "RunInputs recorded_config",
+    "entrypoints.blocking": "run_blocking",
+    "controller.run_state": "RunState",
     "entrypoints.export": "card push stage upload",
     "config": "AdvantageSection Alarm Algo Arithmetic ArithmeticSource Barrier BnpoObjective Cancel Chat Checkpoint "
     "CispoObjective ClippedObjective Collective CudaIpc DapoObjective Dataset Disk Distill Double DppoKlObjective "

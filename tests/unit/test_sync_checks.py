@@ -11,6 +11,7 @@ from tests.refusals import refusal
 
 from corrente import config as c
 from corrente.common.imports import load_object
+from corrente.config import schema
 from corrente.config.rewards import SelfTeacherScorer
 from corrente.config.sync import SYNC_OF_RUNTIME
 from corrente.errors import ConfigError
@@ -24,7 +25,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_table_knows_every_transport():
     sections = (c.Inproc, c.Shm, c.Disk, c.Http, c.Collective, c.VllmNccl, c.CudaIpc)
     assert {transport.section for transport in KINDS.values()} == set(sections)
-    assert set(KINDS) == {section.__struct_config__.tag for section in sections}
+    assert set(KINDS) == {schema.kind_of(section) for section in sections}
 
 
 def test_default_transport_of_every_runtime_goes_with_it():

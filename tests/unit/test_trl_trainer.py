@@ -14,10 +14,10 @@ import pytest
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from corrente import GRPOConfig
+from corrente.entrypoints.blocking import run_blocking
 from corrente.trl.bring import Workbench
 from corrente.trl.callbacks import Callbacks
 from corrente.trl.logs import LogWindow, evaluated
-from corrente.trl.running import run
 from corrente.trl.translate import Facts, Steps, count
 from corrente.trl.watching import Watcher
 
@@ -135,7 +135,7 @@ def test_ctrl_c_beside_an_event_loop_asks_the_run_to_stop():
 
     async def notebook() -> str:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        return run(work, stop=stop)
+        return run_blocking(work, stop=stop)
 
     assert asyncio.run(notebook()) == "stopped"
     assert ended
@@ -158,7 +158,7 @@ def test_ctrl_c_again_or_without_a_stop_ends_the_work_before_it_is_raised(first:
     async def notebook() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt):
-            run(work, stop=stop if first else None)
+            run_blocking(work, stop=stop if first else None)
         assert ended == ["cleaned up"]
 
     asyncio.run(notebook())
@@ -171,7 +171,7 @@ def test_error_comes_out_of_the_thread_beside_an_event_loop():
 
     async def notebook() -> None:
         with pytest.raises(KeyError, match="diary"):
-            run(work)
+            run_blocking(work)
 
     asyncio.run(notebook())
 

@@ -1,4 +1,4 @@
-"""What waits, in which order, how deep. The whole flow control is here: admission is the only throttle."""
+"""The buffer's contract. The whole flow control is here: admission is the only throttle."""
 
 from __future__ import annotations
 
@@ -16,8 +16,22 @@ class Ticket(msgspec.Struct, frozen=True):
     id: int
 
 
+class BufferSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers a buffer is built from, all in groups. A config implies them; staleness/gate.py derives them.
+
+    ``groups_per_version``: Q, trained between two versions. ``slots``: B, admitted and not yet live as weights; 0: no limit.
+    ``window``: W, how far past the oldest group ``take`` looks; 0: it takes in order of completion. ``generating``: how many
+    generate at once at most.
+    """
+
+    groups_per_version: int
+    slots: int
+    window: int
+    generating: int
+
+
 class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups by where they are, and the slots there are in all (0: no limit)."""
+    """Groups by where they are, and the number of slots (0: no limit)."""
 
     generating: int
     ready: int

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corrente.buffer.base import Occupancy, Ticket
+from corrente.buffer.base import BufferSize, Occupancy, Ticket
 from corrente.common.waiting import Condition
 from corrente.data.types import Group
 from corrente.errors import EndOfStream, LedgerError
 
 
+def build(size: BufferSize, *, first_ticket: int = 0) -> StreamBuffer:
+    """A stream in which ``size.generating`` groups generate at once."""
+    return StreamBuffer(inflight=size.generating, first_ticket=first_ticket)
+
+
 class StreamBuffer:
-    """``inflight`` groups generating at once."""
+    """Implements Buffer; ``inflight`` groups generate at once."""
 
     def __init__(self, *, inflight: int, first_ticket: int = 0) -> None:
+        """Raises ValueError for ``inflight`` below 1."""
         if inflight < 1:
             raise ValueError(f"inflight {inflight} must be at least 1")
         self._inflight = inflight

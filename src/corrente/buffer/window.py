@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Literal
 
-from corrente.buffer.base import Occupancy, Ticket
+from corrente.buffer.base import BufferSize, Occupancy, Ticket
 from corrente.common.waiting import Condition
 from corrente.data.types import Group
 from corrente.errors import EndOfStream, LedgerError
@@ -19,10 +19,16 @@ from corrente.errors import EndOfStream, LedgerError
 _Entry = Group | Literal["generating", "taken"]
 
 
+def build(size: BufferSize, *, first_ticket: int = 0) -> WindowBuffer:
+    """The window of the size that the config implies."""
+    return WindowBuffer(slots=size.slots, window=size.window, first_ticket=first_ticket)
+
+
 class WindowBuffer:
-    """``slots`` groups at most between admission and live weights; ``window`` 1 is strict first in, first out."""
+    """Implements Buffer. At most ``slots`` groups are between admission and live weights; ``window`` 1 is first in, first out."""
 
     def __init__(self, *, slots: int, window: int, first_ticket: int = 0) -> None:
+        """Raises ValueError unless 1 <= ``window`` <= ``slots``."""
         if not 1 <= window <= slots:
             raise ValueError(f"window {window} must lie in 1..{slots} (the slots)")
         self._slots = slots

@@ -21,8 +21,9 @@ import typer
 from corrente.version import __version__
 
 if TYPE_CHECKING:
-    from corrente.cli.eval_command import Subject
     from corrente.config import RunConfig
+    from corrente.controller.evaluator import Evaluation
+    from corrente.entrypoints.eval_target import EvalTarget
 
 PIPELINE, CONFIG, INTERRUPTED = 1, 2, 130
 
@@ -64,14 +65,17 @@ def run(
     """Train a model as CONFIG says. Writes runs/NAME/; Ctrl-C stops cleanly, with a checkpoint."""
     with _exits():
         from corrente.config.load import dump_config, load_config
-        from corrente.entrypoints.checks import check_config
 
         resolved = load_config(config, [*(overrides or []), *([f"run.name={name}"] if name is not None else [])])
-        check_config(resolved)
         if dry_run:
+            from corrente.entrypoints.checks import check_config
+
+            check_config(resolved)
             typer.echo(dump_config(resolved, notes=_notes(resolved)), nl=False)
             return
-        _train(resolved, resume=resume)
+        from corrente.entrypoints.train import train
+
+        typer.echo(str(train(resolved, resume=resume, console=sys.stdout)))
 
 
 @app.command("eval")
@@ -91,14 +95,15 @@ def evaluate(
 ) -> None:
     """Play held-out prompts with the weights of a checkpoint, a model or a config; train nothing. Prints a table."""
     with _exits():
-        from corrente.cli import eval_command
         from corrente.entrypoints.checks import check_config
+        from corrente.entrypoints.eval_target import find_target
 
-        subject = eval_command.subject(
-            target, overrides=overrides or (), checkpoint_name=checkpoint, model=model, out=out
-        )
-        check_config(subject.config)
-        _evaluate(subject)
+        found = find_target(target, overrides=overrides or (), checkpoint=checkpoint, model=model, out=out)
+        check_config(found.config)
+        typer.echo(f"{found.label}: starting the engine", err=True)
+        from corrente.entrypoints.evaluate import evaluate_target
+
+        _print_evaluation(found, evaluate_target(found))
 
 
 @app.command()
@@ -210,83 +215,15 @@ def _notes(config: RunConfig) -> list[str]:
     ]
 
 
-def _evaluate(subject: Subject) -> None:
-    """Evaluate, say what came of it, and keep it. What an evaluation lost is said; one that lost all has failed."""
-    import anyio
-
-    from corrente.cli import eval_command
-    from corrente.entrypoints.evaluate import run_evaluation
-    from corrente.errors import PipelineError
-    from corrente.models import cache as model_cache
+def _print_evaluation(target: EvalTarget, evaluation: Evaluation) -> None:
+    """Print the table of an evaluation, and how many completions were lost."""
     from corrente.observe.eval_table import align_columns, eval_table
 
-    model_cache.resolve_model(subject.config.model.path)
-    with eval_command.apart(subject):
-        typer.echo(f"{subject.label}: starting the engine", err=True)
-        evaluation = anyio.run(lambda: run_evaluation(subject.config, step=subject.step, version=subject.version))
-    eval_command.keep(subject, evaluation)
     judged, lost = evaluation.metrics["eval/episodes"], evaluation.metrics["eval/lost"]
-    if not judged:
-        raise PipelineError(f"all {lost:.0f} completions were lost; the first: {evaluation.error}")
     for line in align_columns(eval_table(evaluation.metrics)):
         typer.echo(line)
-    typer.echo(f"{judged:.0f} completions by {subject.label} (step {subject.step}, version {subject.version})")
+    typer.echo(f"{judged:.0f} completions by {target.label} (step {target.step}, version {target.version})")
     if lost:
         typer.echo(f"{lost:.0f} completions were lost; the first: {evaluation.error}")
-    if subject.record is not None:
-        typer.echo(f"added to {subject.record}")
-
-
-def _train(config: RunConfig, *, resume: bool) -> None:
-    """Open the run folder, and run in it."""
-    from corrente.entrypoints import run_folder
-    from corrente.models import cache as model_cache
-
-    model_cache.resolve_model(config.model.path)
-    if resume:
-        folder = run_folder.reopen(config)
-    else:
-        config, folder = run_folder.create(config)
-    with run_folder.held(folder):
-        _train_in(folder, config, resume=resume)
-
-
-def _train_in(folder: Path, config: RunConfig, *, resume: bool) -> None:
-    """Run, and say what came of it."""
-    import anyio
-    from rich.console import Console
-
-    from corrente.config import Procs, Window
-    from corrente.entrypoints import run_folder
-    from corrente.observe.console import ConsoleSink
-    from corrente.observe.fanout import Fanout
-    from corrente.observe.jsonl import JsonlSink, read_metrics
-    from corrente.observe.summary import SummarySink
-    from corrente.observe.trackers import open_trackers
-
-    runs_ahead = isinstance(config.buffer, Window) and isinstance(config.runtime, Procs) and config.staleness.max > 0
-    summary = SummarySink(may_run_ahead=runs_ahead)
-    if resume:
-        run_folder.keep(folder, config)
-        summary.add_records(read_metrics(folder))
-    screen = Console(file=sys.stdout)
-    screen.print(f"{folder}: starting engine and learner", highlight=False, markup=False, soft_wrap=True)
-    console = ConsoleSink(screen, steps=config.run.steps, done=summary.step, title=str(folder))
-    record = JsonlSink(folder, timeline=config.observe.timeline)
-    sinks = [console, record, summary, *open_trackers(config, folder, done=summary.step)]
-    from corrente.entrypoints.train import run_training
-    from corrente.errors import CheckpointError
-
-    again = f"corrente run {folder / run_folder.CONFIG} --resume"
-    try:
-        outcome = anyio.run(lambda: run_training(config, sinks=sinks, resume=resume))
-    except BaseException as error:
-        Fanout(sinks).close()
-        if any((folder / "checkpoints").glob("step-*")) and not isinstance(error, CheckpointError):
-            error.add_note(f"to go on from the newest checkpoint: {again}")
-        raise
-    ended = {"steps": "all taken", "data": "no more prompts", "stopped": "stopped"}.get(outcome.ended, outcome.ended)
-    for label, text in [*summary.summary_lines(ended=ended, counts=outcome.counts), ("folder", str(folder))]:
-        typer.echo(f"{label:14}{text}")
-    if outcome.ended == "stopped":
-        typer.echo(f"{'to go on':14}{again}")
+    if target.record is not None:
+        typer.echo(f"added to {target.record}")

@@ -369,10 +369,9 @@ def _wrong_kind(section: str, cls: type[msgspec.Struct], key: str, origin: str) 
     owners = [kind for kind, other in schema.kinds(section).items() if key in schema.fields(other)]
     if not owners:
         return None
-    kind = str(cls.__struct_config__.tag)
     belongs = " or ".join(f'"{owner}"' for owner in owners)
     return ConfigError(
-        f'{section}.{key} ({origin}) is not a key of {section}.kind = "{kind}": leave it out, or set '
+        f'{section}.{key} ({origin}) is not a key of {section}.kind = "{schema.kind_of(cls)}": leave it out, or set '
         f"{section}.kind = {belongs}"
     )
 

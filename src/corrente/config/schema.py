@@ -88,8 +88,7 @@ def inner_sections(section: str) -> tuple[str, ...]:
 
 def kinds(section: str) -> dict[str, type[msgspec.Struct]]:
     """``kind`` -> class; empty for a section that has no kind."""
-    tagged = ((cls.__struct_config__.tag, cls) for cls in sections()[section])
-    return {str(tag): cls for tag, cls in tagged if tag is not None}
+    return {kind: cls for cls in sections()[section] if (kind := kind_of(cls))}
 
 
 @cache
@@ -101,11 +100,11 @@ def user_kind(section: str) -> type[UserKind] | None:
     return next((found for hint in hints if (found := user_kind_of(hint)) is not None), None)
 
 
-def kind_of(section: msgspec.Struct) -> str:
-    """The kind of a section of a config: the name of the function where it is the user's; empty when it has none."""
+def kind_of(section: msgspec.Struct | type[msgspec.Struct]) -> str:
+    """The kind of a section of a config, or of its class: the name of the function where it is the user's; empty for none."""
     if isinstance(section, UserKind):
         return section.function
-    tag = type(section).__struct_config__.tag
+    tag = section.__struct_config__.tag
     return "" if tag is None else str(tag)
 
 
@@ -165,7 +164,7 @@ def nearest(key: str) -> str:
 @cache
 def tables(hint: Any) -> dict[str, type[msgspec.Struct]]:
     """``kind`` -> class, of a key that is a list of tables; empty for any other key, and for a list of the user's functions."""
-    return {str(cls.__struct_config__.tag): cls for cls in _table_classes(hint) if not issubclass(cls, UserKind)}
+    return {kind_of(cls): cls for cls in _table_classes(hint) if not issubclass(cls, UserKind)}
 
 
 @cache

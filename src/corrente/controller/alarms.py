@@ -1,4 +1,4 @@
-"""Watches what a step reports of its samples, and says so when it leaves its band.
+"""Alarms: a warning, or the end of the run, when a number that a step reports leaves its band.
 
 Three bands, of three different faults (``alarm`` in the config, and docs/explanation/staleness.md):
 
@@ -6,9 +6,9 @@ Three bands, of three different faults (``alarm`` in the config, and docs/explan
     mismatch_clean/logprob_gap_mean    at most mismatch_max    engine and learner disagree about the same weights
     mismatch_mixed/logprob_gap_mean    at most mismatch_max    the same, where older weights sampled what stands before
 
-The last says nothing new while the one before it is out of its band, and is not judged then. Each is told once when it leaves its
-band, and once when it is back: inside by a tenth, so that a number at the edge does not ring at every step. A number that is
-not there, because no token of the step tells, changes nothing.
+The last says nothing new while the one before it is out of its band, and is not judged then. There is one event when a number
+leaves its band, and one when it is back inside by a tenth, so that a number at the edge does not warn at every step. A number
+that is missing, because the step has no such token, changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CLEAN, MIXED = "mismatch_clean/logprob_gap_mean", "mismatch_mixed/logprob_gap_me
 
 
 class Band(msgspec.Struct, frozen=True, kw_only=True):
-    """``metric`` should be ``ideal`` and may go as far as ``edge``, the value of ``key``. Not judged while ``behind`` is left."""
+    """``metric`` should be ``ideal`` and may go as far as ``edge``, the value of ``key``. It is not judged while the metric
+    ``behind`` is outside its own band."""
 
     metric: str
     key: str
@@ -39,16 +40,16 @@ class Band(msgspec.Struct, frozen=True, kw_only=True):
     behind: str = ""
 
     def outside(self, value: float) -> bool:
-        """Whether the value is past the edge; what is no number is."""
+        """True when the value is past the edge, or not a number."""
         return not abs(value - self.ideal) <= abs(self.edge - self.ideal)
 
     def back(self, value: float) -> bool:
-        """Whether it is inside by the margin."""
+        """True when the value is inside by the margin."""
         return abs(value - self.ideal) <= (1 - MARGIN) * abs(self.edge - self.ideal)
 
 
 def bands(alarm: Alarm) -> list[Band]:
-    """Those that are not switched off."""
+    """The bands that are not switched off."""
     out: list[Band] = []
     if alarm.ess_min > 0:
         causes = (
@@ -69,31 +70,32 @@ def bands(alarm: Alarm) -> list[Band]:
 
 
 class Alarms:
-    """The bands of a run, and which of them are left."""
+    """The bands of a run, and the metrics that are outside theirs."""
 
     def __init__(self, alarm: Alarm, sink: Sink) -> None:
         self._bands = bands(alarm)
         self._stops = alarm.action == "stop"
         self._sink = sink
-        self._left: set[str] = set()
+        self._outside: set[str] = set()
         self._failure: AlarmError | None = None
 
-    def look(self, step: int, values: Mapping[str, float], *, may_stop: bool) -> None:
-        """Judge what ``step`` reports. With ``action`` stop, AlarmError for this step or an earlier one, once ``may_stop``."""
+    def check_step(self, step: int, values: Mapping[str, float], *, may_stop: bool) -> None:
+        """Judge the metrics of ``step``. With ``alarm.action`` stop, raises AlarmError for this step or an earlier one once
+        ``may_stop``."""
         for band in self._bands:
             value = values.get(band.metric)
-            if value is None or band.behind in self._left:
+            if value is None or band.behind in self._outside:
                 continue
-            if band.metric not in self._left and band.outside(value):
-                self._left.add(band.metric)
-                self._rang(step, value, band)
-            elif band.metric in self._left and band.back(value):
-                self._left.discard(band.metric)
+            if band.metric not in self._outside and band.outside(value):
+                self._outside.add(band.metric)
+                self._warn(step, value, band)
+            elif band.metric in self._outside and band.back(value):
+                self._outside.discard(band.metric)
                 self._sink.log_event("info", f"step {step}: {band.metric} = {value:.3g} is back in its band")
         if self._failure is not None and may_stop:
             raise self._failure
 
-    def _rang(self, step: int, value: float, band: Band) -> None:
+    def _warn(self, step: int, value: float, band: Band) -> None:
         side = "below" if band.edge < band.ideal else "above"
         text = f"step {step}: {band.metric} = {value:.3g} is {side} {band.key} = {band.edge:g}. Likely causes: {band.causes}"
         self._sink.log_event("warning", text)

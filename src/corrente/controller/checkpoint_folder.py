@@ -1,4 +1,4 @@
-"""Atomic checkpoints: written aside, flushed, marked, renamed. One without its marker does not exist.
+"""Atomic checkpoints: written aside, flushed, marked, renamed. A folder without the marker is not a checkpoint.
 
     <folder>/step-000050/control.msgpack     step, version, ledger, finished groups, dataset position
     <folder>/step-000050/learner/            model, optimizer, scheduler, RNG (a Hugging Face directory, and more)
@@ -10,7 +10,6 @@ A crash, or a full disk, at any point leaves the earlier checkpoints as they wer
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -18,13 +17,12 @@ import msgspec
 
 from corrente.common import serialization
 from corrente.controller.snapshot import Snapshot
+from corrente.data.checkpoint_names import LEARNER, checkpoint_name, step_of_checkpoint
 from corrente.errors import CheckpointError
 from corrente.learner.base import Learner
 
 MARKER = "COMMIT"
 CONTROL = "control.msgpack"
-LEARNER = "learner"
-_NAME = re.compile(r"step-(\d{6,})")
 
 
 class CheckpointFolder:
@@ -35,7 +33,8 @@ class CheckpointFolder:
         self._keep = keep
 
     async def write(self, snapshot: Snapshot, learner: Learner) -> Path:
-        final = self._folder / f"step-{snapshot.step:06d}"
+        """See Checkpoints. Removes the oldest checkpoints beyond ``keep``."""
+        final = self._folder / checkpoint_name(snapshot.step)
         for torn in self._folder.glob(".step-*"):
             shutil.rmtree(torn, ignore_errors=True)
         if not (final / MARKER).exists():
@@ -64,7 +63,7 @@ class CheckpointFolder:
 
 
 def _remove(old: Path) -> None:
-    """At once as far as readers can tell: one that was removed in part would look complete."""
+    """Remove a checkpoint in one step as far as readers can tell: one that was removed in part would look complete."""
     aside = old.with_name(f".{old.name}.removing")
     try:
         old.rename(aside)
@@ -75,7 +74,7 @@ def _remove(old: Path) -> None:
 
 def complete(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = [(int(m.group(1)), p) for p in folder.glob("step-*") if (m := _NAME.fullmatch(p.name))]
+    found = [(step, path) for path in folder.glob("*") if (step := step_of_checkpoint(path.name)) is not None]
     return [path for _, path in sorted(found) if (path / MARKER).exists()]
 
 
@@ -85,7 +84,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def read(path: Path) -> Snapshot:
-    """The control plane's half of a checkpoint. CheckpointError says what is wrong with it."""
+    """The control plane's half of a checkpoint. Raises CheckpointError when it cannot be read."""
     try:
         return serialization.decode((path / CONTROL).read_bytes(), Snapshot)
     except (OSError, msgspec.MsgspecError, ValueError, TypeError) as error:

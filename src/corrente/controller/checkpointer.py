@@ -1,92 +1,66 @@
-"""The control plane's half of a checkpoint: what is outstanding, with what was written of it so far."""
+"""Writes checkpoints: the run's state, with the tokens that live requests have so far, and the learner's weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 
-from corrente.common import rng
-from corrente.controller.evaluator import Evaluator
-from corrente.controller.failure_budget import FailureBudget, UntrainableBudget
-from corrente.controller.journal import Journal
-from corrente.controller.ledger import Ledger
 from corrente.controller.parts import Parts
-from corrente.controller.reporter import Reporter
-from corrente.controller.snapshot import Snapshot, Unfinished
+from corrente.controller.run_state import RunState
 
-LOOK_S = 5.0
-"""How long a checkpoint waits for what the engine has of live requests; without an answer it is written without."""
+PARTIALS_S = 5.0
+"""Seconds a checkpoint waits for the engine to say what live requests have so far; it is then written without."""
+CHECKPOINT_ATTR = "checkpoint"
+"""Attribute of the span of a checkpoint that was written: the name of its folder."""
 
 
 class Checkpointer:
-    """Writes a run down, between two steps, while generation goes on. Does nothing where nothing is to be written."""
+    """Writes checkpoints between two steps, while generation goes on. Does nothing where ``parts.checkpoints`` is None."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        ledger: Ledger,
-        journal: Journal,
-        evaluator: Evaluator,
-        reporter: Reporter,
-        fruitless: UntrainableBudget,
-        budget: FailureBudget,
-    ) -> None:
-        self._parts = parts
-        self._evaluator, self._reporter = evaluator, reporter
-        self._fruitless, self._budget = fruitless, budget
-        self._ledger = ledger
-        self._journal = journal
+    def __init__(self, parts: Parts, state: RunState) -> None:
+        self._engine, self._learner, self._checkpoints = parts.engine, parts.learner, parts.checkpoints
+        self._state = state
 
-    async def look(self) -> None:
-        """Have on record what the engine has of live requests: before a checkpoint is written, or before they are cancelled.
-        Bounded, and a failure is told and costs no more than that."""
-        entries = [e for a in self._ledger.outstanding for t in a.transcripts for e in t.live()]
-        if self._parts.checkpoints is None or not entries:
+    async def record_partials(self) -> None:
+        """Record the tokens that live requests have so far: before a checkpoint is written, or before they are cancelled.
+
+        Bounded by PARTIALS_S. A failure becomes a warning, and costs those tokens alone.
+        """
+        entries = [e for admission in self._state.ledger.outstanding for p in admission.partials for e in p.live()]
+        if self._checkpoints is None or not entries:
             return
+        journal = self._state.journal
         live = {entry.id: (entry, entry.written) for entry in entries}
-        trouble = f"no answer within {LOOK_S} s"
-        with anyio.move_on_after(LOOK_S), self._journal.waits.register_wait("learn", "what live requests have so far"):
+        trouble = f"no answer within {PARTIALS_S} s"
+        with anyio.move_on_after(PARTIALS_S), journal.waits.register_wait("learn", "what live requests have so far"):
             try:
-                partials = await self._parts.engine.partial_completions(tuple(live))
+                partials = await self._engine.partial_completions(tuple(live))
             except Exception as error:
                 trouble = f"{type(error).__name__}: {error}"
             else:
                 for name, partial in partials.items():
                     entry, written = live[name]
-                    entry.look(partial, written=written)
+                    entry.record_partial(partial, written=written)
                 return
-        self._journal.sink.log_event(
+        journal.sink.log_event(
             "warning", f"the checkpoint is written without what {len(live)} live requests have so far: {trouble}"
         )
 
-    async def write(self, *, step: int, version: int, next_ticket: int, carried: Sequence[Unfinished]) -> Path | None:
-        """A checkpoint of the moment of the call, live requests as they were last looked at. ``carried``: what an earlier
-        part of the run left and this one has not admitted yet."""
-        if self._parts.checkpoints is None:
+    async def write(self) -> Path | None:
+        """Write a checkpoint of the moment of the call and return its path; None where none is written.
+
+        Raises CheckpointError. It appears only once the numbers of its step are in the sinks: a run that goes on from it must not
+        miss them.
+        """
+        if self._checkpoints is None:
             return None
-        outstanding = [
-            Unfinished(prompt_id=a.prompt.id, group=a.group, answers=a.answers()) for a in self._ledger.outstanding
-        ]
-        snapshot = Snapshot(
-            step=step,
-            version=version,
-            next_ticket=next_ticket,
-            ledger=self._ledger.state(),
-            prompts=self._parts.prompts.state(),
-            unfinished=(*outstanding, *carried),
-            elapsed_s=self._journal.elapsed_s,
-            evaluated=self._evaluator.done,
-            randomness=rng.rng_state(),
-            fruitless=self._fruitless.state(),
-            attempts=self._budget.state(),
-        )
-        with self._journal.waits.register_wait("learn", "the report of the step"):
-            await self._reporter.reported(step)
-        start_s = self._journal.elapsed_s
-        with self._journal.waits.register_wait("learn", "the checkpoint"):
-            path = await self._parts.checkpoints.write(snapshot, self._parts.learner)
-        self._journal.span("learn", f"checkpoint {step}", start_s)
-        self._journal.moved()
+        snapshot, journal = self._state.snapshot(), self._state.journal
+        with journal.waits.register_wait("learn", "the report of the step"):
+            await self._state.until_reported(snapshot.step)
+        start_s = journal.elapsed_s
+        with journal.waits.register_wait("learn", "the checkpoint"):
+            path = await self._checkpoints.write(snapshot, self._learner)
+        journal.span("learn", f"checkpoint {snapshot.step}", start_s, **{CHECKPOINT_ATTR: path.name})
+        journal.moved()
         return path

@@ -1,7 +1,7 @@
-"""Held-out prompts through the same engine, beside training: labelled with the versions that sampled them, never in its way.
+"""Evaluation: held-out prompts through the engine that trains, beside training, labelled with the versions that sampled them.
 
-An evaluation that is played while training goes on keeps to a part of the engine (``eval.at_once``), so that the learner does not
-wait for groups behind a wall of held-out prompts. Once the last step is taken it may use all of it.
+While training goes on, an evaluation keeps to a part of the engine (``eval.at_once``), so that the learner does not wait for
+groups behind a queue of held-out prompts. Once the last step is taken it may use the whole engine.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import msgspec
 
 from corrente.controller.eval_metrics import eval_metrics
 from corrente.controller.failure_budget import FailureBudget
-from corrente.controller.journal import Journal
 from corrente.controller.parts import Parts
 from corrente.controller.request_gate import RequestGate
-from corrente.controller.rollout import Player, episode_seed, scored, survivors
+from corrente.controller.rollout import Player, episode_seed, score_group, survivors
+from corrente.controller.run_state import RunState
 from corrente.data.types import Episode, Group, Prompt
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What came of one: numbers as in eval_metrics, and ``eval/lost`` and ``eval/time_s``; a group per prompt that was not cut
-    off, with all its samples, failed ones included; ``error``: what the first lost sample died of, empty where none was lost."""
+    """The result of one evaluation of ``version``, the weights of ``step``.
+
+    ``metrics``: those of eval_metrics, ``eval/lost`` (samples) and ``eval/time_s``. ``groups``: one per prompt that was done in
+    time, with all its samples, failed ones included. ``error``: why the first lost sample failed; empty when none was lost.
+    """
 
     step: int
     version: int
@@ -32,54 +35,59 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     groups: tuple[Group, ...]
     error: str = ""
 
+    def __repr__(self) -> str:
+        reward = self.metrics.get("eval/reward")
+        number = "no reward" if reward is None else f"reward {reward:.4g}"
+        judged, lost = self.metrics["eval/episodes"], self.metrics["eval/lost"]
+        return (
+            f"<Evaluation of step {self.step}, version {self.version}: {number}, {judged:.0f} samples, {lost:.0f} lost>"
+        )
+
 
 class Evaluator:
-    """One evaluation at a time; a version that falls due while one runs is skipped. Failures are counted and shown."""
+    """Runs one evaluation at a time; a version that falls due while one runs is skipped. Failures are counted and reported."""
 
-    def __init__(self, parts: Parts, *, valve: RequestGate, journal: Journal, done: int = -1) -> None:
-        """``done``: the newest version that was evaluated before."""
+    def __init__(self, parts: Parts, state: RunState, *, gate: RequestGate) -> None:
         plan = parts.plan
+        self._state = state
         self._scorer = parts.scorer
         self._prompts = parts.eval_prompts
         self._plan = plan.eval
         self._seed = plan.seed
-        self._journal = journal
+        self._journal = state.journal
         self._budget = FailureBudget(fraction=1.0, window=1)
         env = parts.eval_env or parts.env
-        self._player = Player(parts, env, valve=valve, waits=journal.waits, budget=self._budget)
-        self._places = anyio.CapacityLimiter(plan.eval.at_once or plan.prompts_per_step * plan.group_size)
+        self._player = Player(parts, env, gate=gate, waits=state.journal.waits, budget=self._budget)
+        self._at_once = anyio.CapacityLimiter(plan.eval.at_once or plan.prompts_per_step * plan.group_size)
         self._scope = anyio.CancelScope()
         self.running = -1
         """The version that is being evaluated; -1: none."""
-        self.done = done
-        """The newest version whose evaluation was reported."""
 
     def due(self, version: int) -> bool:
-        """Whether ``version`` is one to evaluate, and nothing stands in the way."""
-        if (
-            not self.wanted
-            or version % self._plan.every
-            or version <= self.done
-            or (version == 0 and not self._plan.at_start)
-        ):
-            return False
-        return self.running < 0
+        """True when ``version`` is one to evaluate, was not evaluated yet, and no evaluation is running."""
+        wanted = self.enabled and version % self._plan.every == 0 and (version > 0 or self._plan.at_start)
+        return wanted and version > self._state.evaluated and self.running < 0
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
+        """True when there are held-out prompts and evaluation is not switched off."""
         return bool(self._prompts and self._plan.every)
 
     async def run(self, *, step: int, version: int) -> Evaluation | None:
-        """Play every held-out prompt and report under ``eval/``, unless ``version`` was evaluated already. It is live now; the
-        label is what really sampled."""
-        if not self.wanted or version <= self.done:
+        """Play every held-out prompt and report under ``eval/``.
+
+        None: evaluation is off, ``version`` was evaluated already, or the evaluation was cancelled.
+
+        ``version`` is the live one; ``eval/version`` and ``eval/version_max`` say which versions really sampled.
+        """
+        if not self.enabled or version <= self._state.evaluated:
             return None
         self.running = version
         try:
             with anyio.CancelScope() as self._scope:
                 evaluation = await self._run(step, version)
                 self._journal.sink.log_metrics(step, evaluation.metrics)
-                self.done = version
+                self._state.evaluated = version
                 return evaluation
         finally:
             self.running = -1
@@ -88,12 +96,12 @@ class Evaluator:
         )
         return None
 
-    def hurry(self) -> None:
-        """Training is over: let what is left of an evaluation use the whole engine."""
-        self._places.total_tokens = math.inf
+    def use_whole_engine(self) -> None:
+        """Lift the limit of ``eval.at_once``: training is over."""
+        self._at_once.total_tokens = math.inf
 
-    def cut_off(self) -> None:
-        """End the evaluation that is running, if one is, without a result."""
+    def cancel(self) -> None:
+        """End the evaluation that is running, if there is one, without a result."""
         self._scope.cancel()
 
     async def _run(self, step: int, version: int) -> Evaluation:
@@ -101,8 +109,8 @@ class Evaluator:
         groups: dict[int, Group] = {}
 
         async def one(place: int, prompt: Prompt) -> None:
-            async with AsyncExitStack() as held:
-                played = await self._play(prompt, version, held)
+            async with AsyncExitStack() as releases:
+                played = await self._play(prompt, version, releases)
                 groups[place] = await self._score(played)
             self._journal.moved()
 
@@ -114,19 +122,19 @@ class Evaluator:
         ended = tuple(groups[place] for place in sorted(groups))
         metrics = eval_metrics(ended, pass_at=self._plan.pass_at, pass_reward=self._plan.pass_reward)
         lost = len(self._prompts) * self._plan.samples - int(metrics["eval/episodes"])
-        error = self._told(version, lost, ended) if lost else ""
+        error = self._warn_of_lost(version, lost, ended) if lost else ""
         numbers = {"eval/lost": float(lost), "eval/time_s": self._journal.elapsed_s - start_s}
         return Evaluation(step=step, version=version, metrics={**metrics, **numbers}, groups=ended, error=error)
 
-    async def _play(self, prompt: Prompt, version: int, held: AsyncExitStack) -> Group:
+    async def _play(self, prompt: Prompt, version: int, releases: AsyncExitStack) -> Group:
         key = f"eval-{version}-{prompt.id}"
         episodes: dict[int, Episode] = {}
 
         async def sample(index: int) -> None:
-            async with self._places:
+            async with self._at_once:
                 seed = episode_seed(self._seed, f"eval/{prompt.id}", index)
                 episodes[index] = await self._player.episode(
-                    prompt, group=-1, index=index, seed=seed, key=key, held=held, tasks=tasks
+                    prompt, group=-1, index=index, seed=seed, key=key, releases=releases, tasks=tasks
                 )
 
         async with anyio.create_task_group() as tasks:
@@ -137,14 +145,14 @@ class Evaluator:
         )
 
     async def _score(self, played: Group) -> Group:
-        """All samples of a prompt are judged together, as in training; those that were lost in playing stay as they are."""
+        """The group with its rewards: all samples of a prompt are judged together, as in training, but for those that failed."""
         alive = survivors(played)
         if not alive.episodes:
             return played
-        judged = {e.index: e for e in (await scored(self._scorer, alive, self._budget)).episodes}
+        judged = {e.index: e for e in (await score_group(self._scorer, alive, self._budget)).episodes}
         return msgspec.structs.replace(played, episodes=tuple(judged.get(e.index, e) for e in played.episodes))
 
-    def _told(self, version: int, lost: int, groups: Sequence[Group]) -> str:
+    def _warn_of_lost(self, version: int, lost: int, groups: Sequence[Group]) -> str:
         late = f"not done within eval.deadline_s = {self._plan.deadline_s} s"
         unjudged = "no reward applies" if any(e.reward is None for g in groups for e in g.episodes) else late
         first = next((e.error for g in groups for e in g.episodes if e.error), unjudged)

@@ -1,4 +1,8 @@
-"""How much may fail. One failed episode is data; one boundary that fails systematically ends the run with a clear error."""
+"""Failure budgets. One failed episode is data; a boundary that fails systematically ends the run with a clear error.
+
+FailureBudget       attempts that failed, per boundary: FailureBudgetError
+UntrainableBudget   groups in a row that teach nothing: NothingToLearnError
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ from collections import deque
 from collections.abc import Mapping
 
 from corrente.controller.ledger import Ledger
-from corrente.controller.parts import Parts
-from corrente.controller.snapshot import Snapshot
 from corrente.errors import FailureBudgetError, NothingToLearnError
 from corrente.observe.base import Sink
 
@@ -16,15 +18,16 @@ ENGINE, ENVIRONMENT, SCORING = "the engine", "the environment", "scoring"
 
 
 class FailureBudget:
-    """Per boundary (engine, environment, scoring), the last ``window`` attempts; more than ``fraction`` of them failed, and there
-    were ``window``, or at scoring all of the first ``window // 4`` failed: FailureBudgetError. ``sink`` is told of the first
-    failure at each; None: nobody is.
+    """Counts, per boundary, the failures among the last ``window`` attempts.
+
+    FailureBudgetError is raised when more than ``fraction`` of a full window failed, and at scoring also when all of the first
+    ``window // 4`` failed. ``sink`` is told of the first failure at each boundary; None: nobody is.
 
     An attempt is recorded when it ends. One that engine or environment refuses ends at once, and makes room for others that
     may be refused as well, before any that goes well: more failures than there are places can come in a row although fewer
-    attempts than allowed fail. So the window is at least twice ``in_flight``, the episodes that may be under way at once. What
-    is scored was generated first, which takes its time: there a quarter of failures and nothing else is enough. ``before`` is
-    what the earlier part of a resumed run attempted.
+    attempts than allowed fail. So the window is at least twice ``in_flight``, the episodes that may be under way at once. A group
+    that is scored was generated first, which takes its time: there a quarter of failures and nothing else is enough. ``before``:
+    the ``state`` of the earlier part of a resumed run.
     """
 
     def __init__(
@@ -38,22 +41,25 @@ class FailureBudget:
     ) -> None:
         self._fraction = fraction
         self._window = max(window, 2 * in_flight)
-        self._sink, self._told = sink, set[str]()
+        self._sink, self._warned = sink, set[str]()
         self._recent = {boundary: deque(recent, self._window) for boundary, (recent, _) in (before or {}).items()}
         self._last = {boundary: last for boundary, (_, last) in (before or {}).items()}
         self._spent = False
 
     def attempt(self, boundary: str, error: str = "") -> None:
-        """Record one attempt; ``error`` is empty when it went well."""
+        """Record one attempt; ``error`` is empty when it went well. Raises FailureBudgetError."""
         recent = self._recent.setdefault(boundary, deque(maxlen=self._window))
         recent.append(bool(error))
-        if error:
-            self._last[boundary] = error
-            self.tell(boundary, f"an episode failed at {boundary}, the first to do so: {error}")
+        if not error:
+            return
+        self._last[boundary] = error
+        self.warn_once(boundary, f"an episode failed at {boundary}, the first to do so: {error}")
         failed = sum(recent)
-        full = len(recent) == self._window
-        hopeless = boundary == SCORING and failed == len(recent) >= max(2, self._window // 4) and self._fraction < 1
-        if error and ((full and failed > self._fraction * len(recent)) or hopeless):
+        too_many = len(recent) == self._window and failed > self._fraction * len(recent)
+        scoring_always_fails = (
+            boundary == SCORING and failed == len(recent) >= max(2, self._window // 4) and self._fraction < 1
+        )
+        if too_many or scoring_always_fails:
             self._spent = True
             raise FailureBudgetError(
                 f"{failed} of the last {len(recent)} attempts failed at {boundary}; the last: {error} "
@@ -62,13 +68,13 @@ class FailureBudget:
             )
 
     def state(self) -> dict[str, tuple[list[bool], str]]:
-        """What a resumed run counts on from; nothing where it has ended the run already."""
+        """The attempts a resumed run counts on from; nothing where they have ended the run already."""
         if self._spent:
             return {}
         return {boundary: (list(recent), self._last.get(boundary, "")) for boundary, recent in self._recent.items()}
 
-    def close(self) -> None:
-        """The data has ended: nothing more comes to fill a window, so what was attempted is what counts."""
+    def check_at_end(self) -> None:
+        """Judge windows that are not full, for the data has ended and nothing more fills them. Raises FailureBudgetError."""
         for boundary, recent in self._recent.items():
             failed = sum(recent)
             if failed > self._fraction * len(recent):
@@ -78,19 +84,22 @@ class FailureBudget:
                     f"{self._last[boundary]} (allowed: limits.failure_fraction = {self._fraction})"
                 )
 
-    def tell(self, subject: str, text: str) -> None:
-        """Tell the sink, the first time something is to be said of ``subject``."""
-        if self._sink is not None and subject not in self._told:
-            self._told.add(subject)
+    def warn_once(self, subject: str, text: str) -> None:
+        """Send a warning to the sink; later warnings about the same ``subject`` are left out."""
+        if self._sink is not None and subject not in self._warned:
+            self._warned.add(subject)
             self._sink.log_event("warning", text.splitlines()[0][:400])
 
 
-class Untrainable:
-    """Groups in a row that teach nothing: NothingToLearnError after ``patience`` steps' worth; a warning the first time it is one
-    step's worth, and whenever it is half of the patience."""
+class UntrainableStreak:
+    """Counts groups in a row that teach nothing.
+
+    NothingToLearnError after ``patience`` steps' worth of them; a warning the first time it is one step's worth, and whenever it
+    is half of the patience.
+    """
 
     def __init__(self, *, per_step: int, patience: int, sink: Sink, in_a_row: int = 0) -> None:
-        """``in_a_row``: those that an earlier part of the run ended with."""
+        """``in_a_row``: the number that an earlier part of the run ended with."""
         self._per_step = per_step
         self._patience = patience
         self._sink = sink
@@ -98,63 +107,53 @@ class Untrainable:
         self._warned = False
 
     def count(self, groups: int, reason: str) -> None:
-        """``groups`` came by that teach nothing, and why; with no reason they do teach something."""
+        """Count ``groups`` that teach nothing, for ``reason``; an empty reason says that they do, and ends the streak."""
         if not reason:
             self.in_a_row = 0
             return
         before, self.in_a_row = self.in_a_row, self.in_a_row + groups
-        said = f"{self.in_a_row} groups in a row teach nothing ({reason})"
+        text = f"{self.in_a_row} groups in a row teach nothing ({reason})"
         half = max(self._per_step, self._patience * self._per_step // 2)
         if before < self._per_step <= self.in_a_row and not self._warned:
             self._warned = True
-            self._sink.log_event("warning", f"{said}: a step's worth")
+            self._sink.log_event("warning", f"{text}: a step's worth")
         elif before < half <= self.in_a_row:
-            self._sink.log_event("warning", f"{said}: half of what filter.patience allows")
-        if self.in_a_row >= self._patience * self._per_step:
+            self._sink.log_event("warning", f"{text}: half of what filter.patience allows")
+        if self._spent:
             raise NothingToLearnError(
-                f"{said}: the task is solved, impossible, its reward is constant, or too few episodes of a prompt get through "
+                f"{text}: the task is solved, impossible, its reward is constant, or too few episodes of a prompt get through "
                 f"(allowed: filter.patience = {self._patience} batches of {self._per_step})"
             )
 
+    def state(self) -> int:
+        """The number a resumed run counts on from; none where it has ended the run already."""
+        return 0 if self._spent else self.in_a_row
+
     @property
-    def carried(self) -> int:
-        """What a resumed run counts on from: the groups in a row, or none where they have ended the run already."""
-        return self.in_a_row if self.in_a_row < self._patience * self._per_step else 0
+    def _spent(self) -> bool:
+        return self.in_a_row >= self._patience * self._per_step
 
 
 class UntrainableBudget:
-    """Both places where groups turn out to teach nothing: ``filtered`` before the buffer, ``empty`` in a step without a row."""
+    """Groups turn out to teach nothing in two places: ``filtered`` before the buffer, ``empty`` in a step without a row."""
 
     def __init__(self, *, per_step: int, patience: int, sink: Sink, before: tuple[int, int] = (0, 0)) -> None:
+        """``before``: the ``state`` of the earlier part of a resumed run."""
         self.filtered, self.empty = (
-            Untrainable(per_step=per_step, patience=patience, sink=sink, in_a_row=count) for count in before
+            UntrainableStreak(per_step=per_step, patience=patience, sink=sink, in_a_row=count) for count in before
         )
 
     def state(self) -> tuple[int, int]:
-        """What a resumed run counts on from."""
-        return self.filtered.carried, self.empty.carried
-
-    def close(self, budget: FailureBudget, ledger: Ledger) -> Exception | None:
-        """What makes the end of the data no good end of a run: too much failed, or nothing was trained on."""
-        try:
-            budget.close()
-        except FailureBudgetError as failure:
-            return failure
-        if ledger.count("trained") or not any(ledger.counts().values()):
-            return None
-        return NothingToLearnError(f"the data ended, and nothing of it was trained on ({ledger.told()})")
+        """The numbers a resumed run counts on from."""
+        return self.filtered.state(), self.empty.state()
 
 
-def budgets(parts: Parts, snapshot: Snapshot | None) -> tuple[FailureBudget, UntrainableBudget]:
-    """Both accounts of a run, or of one that goes on from ``snapshot``."""
-    plan = parts.plan
-    attempts, before = (snapshot.attempts, snapshot.fruitless) if snapshot else ({}, (0, 0))
-    budget = FailureBudget(
-        fraction=plan.limits.failure_fraction,
-        window=plan.limits.failure_window,
-        in_flight=(parts.buffer.occupancy().slots or 2 * plan.prompts_per_step) * plan.group_size,
-        sink=parts.sink,
-        before=attempts,
-    )
-    per_step, patience = plan.prompts_per_step, plan.filter.patience
-    return budget, UntrainableBudget(per_step=per_step, patience=patience, sink=parts.sink, before=before)
+def failure_at_end_of_data(failures: FailureBudget, ledger: Ledger) -> Exception | None:
+    """The error that the end of the data amounts to: too much failed, or nothing was trained on. None: the run ended well."""
+    try:
+        failures.check_at_end()
+    except FailureBudgetError as failure:
+        return failure
+    if ledger.count("trained") or not any(ledger.counts().values()):
+        return None
+    return NothingToLearnError(f"the data ended, and nothing of it was trained on ({ledger.describe_reasons()})")

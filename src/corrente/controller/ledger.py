@@ -22,21 +22,21 @@ OTHER = "another reason"
 
 
 class Admission(msgspec.Struct, kw_only=True, eq=False):
-    """An admitted prompt that has not ended yet; ``group`` is set once it is finished and waits to be trained on, until then
-    ``transcripts`` holds what its episodes have so far."""
+    """An admitted prompt that has not ended yet. ``partials`` holds the requests of its episodes until ``group`` is set: then it
+    is scored, and waits to be trained on. ``version`` was live when it was admitted."""
 
     prompt: Prompt
     version: int
     group: Group | None = None
-    transcripts: tuple[PartialRollout, ...] = ()
+    partials: tuple[PartialRollout, ...] = ()
 
     def answers(self) -> tuple[tuple[SavedRequest, ...], ...]:
-        """Per episode, what its requests were answered so far."""
-        return tuple(transcript.answers() for transcript in self.transcripts)
+        """Per episode, its requests and their answers so far."""
+        return tuple(partial.answers() for partial in self.partials)
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint keeps of the past. Outstanding prompts are kept beside it and admitted anew."""
+    """Groups per outcome and per reason, as a checkpoint holds them. Outstanding prompts are no part of it: see Snapshot."""
 
     outcomes: dict[str, int] = {}
     reasons: dict[str, dict[str, int]] = {}
@@ -52,17 +52,18 @@ class Ledger:
         self._outstanding: dict[int, Admission] = {}
 
     def admit(self, ticket: int, admission: Admission) -> None:
+        """Begin an admission. Raises LedgerError for a ticket that was admitted before."""
         if ticket in self._outstanding:
             raise LedgerError(f"ticket {ticket} was admitted twice")
         self._outstanding[ticket] = admission
 
     def finish(self, group: Group) -> None:
-        """The group is scored and waits to be trained on."""
+        """Record that the group is scored and waits to be trained on."""
         entry = self._entry(group.id)
-        entry.group, entry.transcripts = group, ()
+        entry.group, entry.partials = group, ()
 
     def settle(self, ticket: int, outcome: GroupOutcome, reason: str = "") -> None:
-        """End one admission. A ticket that is not outstanding was settled before, or never admitted: LedgerError."""
+        """End one admission. Raises LedgerError for a ticket that was settled before, or never admitted."""
         self._entry(ticket)
         del self._outstanding[ticket]
         self._outcomes[outcome] += 1
@@ -77,21 +78,20 @@ class Ledger:
 
     @property
     def outstanding(self) -> tuple[Admission, ...]:
-        """In admission order."""
+        """Admissions that have not ended, in order."""
         return tuple(self._outstanding.values())
 
     @property
     def admitted(self) -> int:
+        """Groups admitted so far, in all parts of the run."""
         return sum(self._outcomes.values()) + len(self._outstanding)
 
     def count(self, outcome: GroupOutcome) -> int:
+        """Groups that ended in ``outcome`` so far."""
         return self._outcomes[outcome]
 
-    def reasons(self, outcome: GroupOutcome) -> dict[str, int]:
-        return dict(self._reasons.get(outcome, Counter()))
-
-    def told(self) -> str:
-        """What came of the groups, and the commonest reasons, in a line."""
+    def describe_reasons(self) -> str:
+        """One line with the three commonest reasons, and the outcomes they are of."""
         ends = [(count, o, reason) for o in OUTCOMES for reason, count in self._reasons.get(o, Counter()).items()]
         return "; ".join(f"{count} {outcome}: {reason}" for count, outcome, reason in sorted(ends, reverse=True)[:3])
 
@@ -100,6 +100,7 @@ class Ledger:
         return {outcome: self._outcomes[outcome] for outcome in OUTCOMES}
 
     def state(self) -> LedgerState:
+        """The account as a checkpoint holds it."""
         return LedgerState(outcomes=dict(self._outcomes), reasons={k: dict(v) for k, v in self._reasons.items()})
 
     def _entry(self, ticket: int) -> Admission:

@@ -1,10 +1,10 @@
-"""What the requests of an unfinished episode were answered: so that an interruption, or a crash, costs none of it.
+"""The requests of an unfinished episode and their answers so far, so that neither an interruption nor a crash costs tokens.
 
 While an episode is played, each of its requests is a ``RequestRecord``. It outlives the engine's answer: a request that was
 interrupted is sent again from where it was, until it is finished. In a checkpoint it is a ``SavedRequest``, plain data. A resumed
-run plays the environment from its start. What it asks is answered from the record for as long as it asks the same things in the
-same order; where it asks something else, the rest of the record is void. So no environment needs to save a state of its own: one
-that is a function of its seed and of what it was answered goes on where it was.
+run plays the environment from its start. Its requests are answered from the record for as long as they are the same, in the same
+order; at the first that differs, the rest of the record is void. So no environment needs to save a state of its own: one that is
+a function of its seed and of its answers goes on where it was.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from corrente.data.types import Completion, Request
 
 
 class SavedRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A request as it was asked, and what it was answered so far: all of it when ``finished``, nothing when None."""
+    """A request and its answer so far: the whole of it when ``finished``; ``completion`` None: no answer yet."""
 
     request: Request
     completion: Completion | None = None
@@ -28,10 +28,10 @@ class SavedRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def oldest_version(self) -> int | None:
-        """None when there is no token."""
+        """The version that sampled its oldest token; None when there is no token."""
         return min((span.version for span in self.completion.spans), default=None) if self.completion else None
 
-    def again(self) -> SavedRequest:
+    def without_answer(self) -> SavedRequest:
         """The same request, to be answered anew."""
         return SavedRequest(request=self.request)
 
@@ -45,7 +45,7 @@ class RequestRecord:
         self._seen = self._returned
         self.finished = record.finished if record else False
         self.live = False
-        """The engine is being asked."""
+        """True while the engine is working on it."""
 
     @property
     def id(self) -> str:
@@ -53,21 +53,23 @@ class RequestRecord:
 
     @property
     def next(self) -> Request:
-        """What to ask the engine: the request, or what is left of it."""
+        """The request to send: the whole one, or the part that is left of it."""
         return self._request if self._returned is None else self._request.resumed_after(self._returned)
 
     @property
     def written(self) -> int:
-        """Tokens that came back from calls that ended."""
+        """Number of tokens that calls which ended have returned."""
         return 0 if self._returned is None else len(self._returned.tokens)
 
     @property
     def completion(self) -> Completion:
+        """The answers of all calls, as one."""
         assert self._returned is not None, "the request was not answered yet"
         return self._returned
 
     @contextmanager
     def asking(self) -> Generator[None]:
+        """Mark the request as live for the length of a ``with`` block."""
         self.live = True
         try:
             yield
@@ -75,16 +77,18 @@ class RequestRecord:
             self.live = False
 
     def add(self, part: Completion, *, interrupted: bool) -> None:
-        """An answer of the engine; ``interrupted``: we may have caused it, and an "abort" then is not the end."""
+        """Append an answer of the engine. ``interrupted``: we may have caused its end, so "abort" does not finish the request."""
         self._returned = self._seen = part if self._returned is None else self._returned.joined_with(part)
         self.finished = not (interrupted and part.finish_reason == "abort")
 
-    def look(self, partial: Completion, *, written: int) -> None:
-        """What the engine had of a call that was sent when ``written`` tokens were there; void if that call has ended since."""
+    def record_partial(self, partial: Completion, *, written: int) -> None:
+        """Record the tokens that the engine had of a call sent when ``written`` tokens were there. Ignored if that call has ended
+        since."""
         if self.live and written == self.written:
             self._seen = partial if self._returned is None else self._returned.joined_with(partial)
 
     def answer(self) -> SavedRequest:
+        """The request as a checkpoint holds it."""
         return SavedRequest(request=self._request, completion=self._seen, finished=self.finished)
 
 
@@ -96,7 +100,7 @@ class PartialRollout:
         self._entries: list[RequestRecord] = []
 
     def open(self, request: Request) -> RequestRecord:
-        """The entry of a request that the environment asks now, with what the record knows of it."""
+        """A record of ``request``, which the environment asks now, with the answer that an earlier part of the run has of it."""
         known = self._record.popleft() if self._record else None
         if known is not None and not _same(known.request, request):
             known = None
@@ -107,22 +111,23 @@ class PartialRollout:
 
     @property
     def waits(self) -> bool:
-        """Whether the environment asked for something that has no answer yet."""
+        """True when the environment waits for an answer."""
         return any(not entry.finished for entry in self._entries)
 
     def live(self) -> list[RequestRecord]:
+        """Requests that the engine is working on."""
         return [entry for entry in self._entries if entry.live]
 
     def answers(self) -> tuple[SavedRequest, ...]:
-        """Everything known, what the environment has not asked for again included."""
+        """All requests, those included that the environment of a resumed run has not asked again yet."""
         return (*(entry.answer() for entry in self._entries), *self._record)
 
 
 def partial_rollouts(size: int, records: Sequence[Iterable[SavedRequest]] = ()) -> tuple[PartialRollout, ...]:
-    """One for each of ``size`` episodes, with the record of each where there is one."""
+    """A PartialRollout for each of ``size`` episodes, with its record where there is one."""
     return tuple(PartialRollout(records[at] if at < len(records) else ()) for at in range(size))
 
 
 def _same(a: Request, b: Request) -> bool:
-    """Whether an answer to one is an answer to the other; ids and groups are names of the run that asked."""
+    """True when an answer to one is an answer to the other. Ids and groups do not count: they name the run that asked."""
     return a.seed == b.seed and a.sampling == b.sampling and np.array_equal(a.tokens, b.tokens)

@@ -1,4 +1,7 @@
-"""What the pipeline is made of: one part per stage and axis, and the numbers of the plan. Built by ``assemble``, or by hand."""
+"""The parts of the pipeline: one per stage and axis, and the numbers of the plan.
+
+``entrypoints.assemble`` builds them from a config; examples/loop.py builds them by hand.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Checkpoints(Protocol):
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Everything ``pipeline.run`` uses. ``checkpoints`` None: nothing is written."""
+    """Everything ``pipeline.run`` uses. ``checkpoints`` None: none is written."""
 
     plan: Plan
     prompts: Prompts
@@ -47,12 +50,16 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     sink: Sink
     eval_prompts: tuple[Prompt, ...] = ()
     eval_env: Env | None = None
-    """How held-out prompts are played, where their sampling differs; None: like the others."""
+    """Plays held-out prompts, where their sampling differs; None: ``env`` does."""
     checkpoints: Checkpoints | None = None
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended: ``ended`` is "steps" (all taken), "data" (no more prompts) or "stopped" (asked to)."""
+    """How a run ended. ``ended``: "steps" (all taken), "data" (no more prompts) or "stopped" (asked to).
+
+    ``steps`` and ``version`` are those of the whole run, parts before a resume included; so are ``counts``, groups per outcome.
+    ``checkpoint``: the one that was written at the end; None: none was.
+    """
 
     ended: str
     steps: int

@@ -8,8 +8,8 @@ from corrente.config import Alarm, Eval, Filter, Limits
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a run. ``max_age``: versions a trained token may be old, asserted at every consumption; None: no bound.
-    ``window``: how far past the oldest group consumption looks; 0: it takes in order of completion."""
+    """The numbers of a run. ``max_age``: the largest age in versions of a trained token, asserted at every consumption; None: no
+    bound. ``window``: how far past the oldest group consumption looks; 0: it takes in order of completion."""
 
     steps: int
     prompts_per_step: int

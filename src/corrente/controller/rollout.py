@@ -1,4 +1,4 @@
-"""One prompt's way from admission to the buffer: G episodes, scored together, each failing alone."""
+"""The rollout of one prompt, from admission to the buffer: G episodes, scored together, each failing alone."""
 
 from __future__ import annotations
 
@@ -32,49 +32,51 @@ from corrente.errors import (
 )
 from corrente.score.base import Scorer
 
-LOOKS = 8
-"""So often within its deadline it is looked whether an episode is being served, or waits for its turn at the engine."""
-STILL = 4
-"""Looks in a row at which an engine that has requests may have computed no further token, and counts as at work all the same: a
+CHECKS = 8
+"""How many times per deadline we check whether the engine is serving an episode, or it waits for its turn."""
+STILL_CHECKS = 4
+"""Checks in a row at which an engine that has requests may have computed no further token, and counts as at work all the same: a
 prefill, or a token of a slow engine, may take so long."""
-LOOK_S = 5.0
-"""How long such a look waits for the engine's answer; without one the time counts."""
+CHECK_S = 5.0
+"""Seconds a check waits for the engine's answer; without one the time counts against the episode."""
 
 
 def episode_seed(run_seed: int, prompt_id: str, index: int) -> int:
-    """A seed per episode that depends on nothing but the run's seed, the prompt and the episode's place: a rerun repeats it."""
+    """The seed of an episode. It depends on the run's seed, the prompt and the episode's index alone: a rerun repeats it."""
     digest = hashlib.blake2b(f"{run_seed}/{prompt_id}/{index}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "little")
 
 
 class Player:
-    """Plays episodes against the engine, through the valve, under a deadline; failures become data."""
+    """Plays episodes against the engine, through the request gate, under a deadline; failures become data."""
 
     def __init__(
-        self, parts: Parts, env: Env, *, valve: RequestGate, waits: WaitRegistry, budget: FailureBudget
+        self, parts: Parts, env: Env, *, gate: RequestGate, waits: WaitRegistry, budget: FailureBudget
     ) -> None:
         self._env = env
         self._engine = parts.engine
-        self._valve = valve
+        self._gate = gate
         self._waits = waits
         self._budget = budget
         self._deadline_s = parts.plan.limits.episode_s
 
-    async def group(self, ticket: int, admission: Admission, *, seed: int, held: AsyncExitStack) -> Group:
-        """Play an episode per transcript, at once. The group has all of them, failed ones included, in order. ``held`` is
-        left when the group is done with what its episodes hold (``PlayedEpisode.release``)."""
-        prompt, transcripts = admission.prompt, admission.transcripts
-        episodes: list[Episode | None] = [None] * len(transcripts)
+    async def group(self, ticket: int, admission: Admission, *, seed: int, releases: AsyncExitStack) -> Group:
+        """Play the episodes of ``admission``, all at once. The group has all of them, failed ones included, in order.
 
-        async def one(index: int, transcript: PartialRollout) -> None:
+        ``releases`` collects ``PlayedEpisode.release`` of each; the caller closes it when the group is scored.
+        """
+        prompt, partials = admission.prompt, admission.partials
+        episodes: list[Episode | None] = [None] * len(partials)
+
+        async def one(index: int, partial: PartialRollout) -> None:
             seed_of = episode_seed(seed, prompt.id, index)
             episodes[index] = await self.episode(
-                prompt, group=ticket, index=index, seed=seed_of, transcript=transcript, held=held, tasks=tasks
+                prompt, group=ticket, index=index, seed=seed_of, partial=partial, releases=releases, tasks=tasks
             )
 
         async with anyio.create_task_group() as tasks:
-            for index, transcript in enumerate(transcripts):
-                tasks.start_soon(one, index, transcript)
+            for index, partial in enumerate(partials):
+                tasks.start_soon(one, index, partial)
         done = tuple(e for e in episodes if e is not None)
         assert len(done) == len(episodes)
         return Group(id=ticket, prompt=prompt, episodes=done, admitted_version=admission.version)
@@ -86,42 +88,45 @@ class Player:
         group: int,
         index: int,
         seed: int,
-        held: AsyncExitStack,
+        releases: AsyncExitStack,
         tasks: TaskGroup,
         key: str = "",
-        transcript: PartialRollout | None = None,
+        partial: PartialRollout | None = None,
     ) -> Episode:
-        """Play one episode; whatever goes wrong in engine or environment is recorded in it. PipelineError passes through. Its
-        clock is one of ``tasks``."""
+        """Play one episode. A failure of engine or environment is recorded in it; PipelineError passes through.
+
+        ``key`` is unique to the prompt's admission; empty: the group's number. The episode's deadline runs as one of ``tasks``,
+        so that it outlives no group.
+        """
         blank = Episode(prompt_id=prompt.id, group_id=group, index=index)
-        asked = transcript or PartialRollout()
+        partial = partial or PartialRollout()
         played: PlayedEpisode | None = None
         failure: BaseException = DeadlineError(f"no result within limits.episode_s = {self._deadline_s} s")
         clock = anyio.CancelScope()
         try:
             with anyio.CancelScope() as scope:
-                tasks.start_soon(self._clock, clock, asked, scope)
+                tasks.start_soon(self._keep_deadline, clock, partial, scope)
                 with guard_user_code():
                     found = await self._env.play(
                         prompt,
-                        lambda request: self._generate(request, asked),
+                        lambda request: self._generate(request, partial),
                         key=f"{key or group}/{index}",
                         group=key or str(group),
                         seed=seed,
                     )
                 if found.release is not None:
-                    held.push_async_callback(self._release, found.release)
+                    releases.push_async_callback(self._release, found.release)
                 played = _with_rewards(found)
         except Exception as error:
-            failure = _judged(error)
+            failure = _episode_failure(error)
         finally:
             clock.cancel()
         if played is not None:
             self._budget.attempt(ENGINE)
             self._budget.attempt(ENVIRONMENT)
-            return _episode(blank, msgspec.structs.replace(played, metrics=self._numbers(played.metrics)))
+            return _episode(blank, msgspec.structs.replace(played, metrics=self._metrics(played.metrics)))
         late = isinstance(failure, DeadlineError)
-        engine = isinstance(failure, GenerationError) or (late and asked.waits)
+        engine = isinstance(failure, GenerationError) or (late and partial.waits)
         return self._failed(blank, failure, boundary=ENGINE if engine else ENVIRONMENT, late=late)
 
     def _failed(self, episode: Episode, failure: BaseException, *, boundary: str, late: bool) -> Episode:
@@ -129,48 +134,54 @@ class Player:
         self._budget.attempt(boundary, text)
         return msgspec.structs.replace(episode, status="timeout" if late else "failed", error=f"{boundary}: {text}")
 
-    async def _clock(self, clock: anyio.CancelScope, asked: PartialRollout, episode: anyio.CancelScope) -> None:
-        """Cancel ``episode`` when its deadline is over, or end with ``clock``. Time that it waits for its turn at the engine does
-        not count: how long the queue is says nothing about the episode."""
-        left, queue = LOOKS, _Queue(self._engine, asked)
+    async def _keep_deadline(
+        self, clock: anyio.CancelScope, partial: PartialRollout, episode: anyio.CancelScope
+    ) -> None:
+        """Cancel ``episode`` when its deadline is over, or end when ``clock`` is cancelled. Time in the engine's queue does not
+        count: the length of the queue says nothing about the episode."""
+        left, queue = CHECKS, _QueueCheck(self._engine, partial)
         with clock:
             while left:
-                await anyio.sleep(self._deadline_s / LOOKS)
-                left -= not await queue.holds()
+                await anyio.sleep(self._deadline_s / CHECKS)
+                left -= not await queue.is_waiting()
             episode.cancel()
 
     async def _release(self, release: Callable[[], Awaitable[None]]) -> None:
-        """The episode is scored, or lost: what its environment cannot give back is told, and costs nothing more."""
+        """Release the environment of an episode that is scored, or lost. A failure becomes a warning."""
         try:
             with guard_user_code():
                 await release()
         except Exception as error:
-            failure = _judged(error)
-            self._budget.tell("release", f"an environment could not be released: {type(failure).__name__}: {failure}")
+            failure = _episode_failure(error)
+            self._budget.warn_once(
+                "release", f"an environment could not be released: {type(failure).__name__}: {failure}"
+            )
 
-    def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """What of an environment's metrics can be reported."""
+    def _metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """The metrics of an environment that are numbers; the others cost a warning."""
         numbers: dict[str, float] = {}
         for name, value in metrics.items():
             try:
                 numbers[name] = float(value)
             except (TypeError, ValueError):
-                self._budget.tell("metrics", f"metric {name} = {value!r} of an environment is no number, and left out")
+                self._budget.warn_once(
+                    "metrics", f"metric {name} = {value!r} of an environment is no number, and left out"
+                )
         return numbers
 
-    async def _generate(self, request: Request, transcript: PartialRollout) -> Completion:
-        """Ask until the request is finished: an interruption of ours is not its end, and only what is missing is asked for."""
-        entry = transcript.open(request)
+    async def _generate(self, request: Request, partial: PartialRollout) -> Completion:
+        """Ask the engine until the request is finished. After an interruption of ours only the rest is asked for."""
+        entry = partial.open(request)
         while not entry.finished:
             async with AsyncExitStack() as stack:
-                with self._waits.register_wait("generate", "the valve"):
-                    passage = await stack.enter_async_context(self._valve.request(request.id))
+                with self._waits.register_wait("generate", "the request gate"):
+                    passage = await stack.enter_async_context(self._gate.request(request.id))
                 try:
                     with self._waits.register_wait("generate", "the engine"), entry.asking():
                         part = await self._engine.generate(entry.next)
                     entry.add(part, interrupted=passage.interrupted)
                 except Exception as error:
-                    failure = _judged(error)
+                    failure = _episode_failure(error)
                     if isinstance(failure, GenerationError):
                         raise failure from error
                     raise GenerationError(f"{type(failure).__name__}: {failure}") from error
@@ -178,23 +189,27 @@ class Player:
         return entry.completion
 
 
-class _Queue:
-    """Whether the episode of a transcript waits for its turn: it has asked and nothing has come, others wait as well, and the
-    engine is at work on what came before. One that is stuck, or has lost the request, holds nobody in a queue."""
+class _QueueCheck:
+    """Tells time in the engine's queue from time that counts against an episode.
 
-    def __init__(self, engine: Engine, asked: PartialRollout) -> None:
-        self._engine, self._asked = engine, asked
+    An episode is in the queue when it has asked and got no token, others wait as well, and the engine is at work on earlier
+    requests. An engine that is stuck, or has lost the request, has no queue.
+    """
+
+    def __init__(self, engine: Engine, partial: PartialRollout) -> None:
+        self._engine, self._partial = engine, partial
         self._served = set[tuple[str, int]]()
         self._computed = self._still = 0
 
-    async def holds(self) -> bool:
-        live = self._asked.live()
+    async def is_waiting(self) -> bool:
+        """Ask the engine; False where it does not answer within CHECK_S."""
+        live = self._partial.live()
         if not live or any(_call(entry) in self._served for entry in live):
             return False
         with (
-            anyio.move_on_after(LOOK_S),
-            suppress(Exception),
-        ):  # what is wrong with the engine the request itself will say
+            anyio.move_on_after(CHECK_S),
+            suppress(Exception),  # the request itself fails with what is wrong with the engine
+        ):
             calls = {entry.id: _call(entry) for entry in live}
             if found := await self._engine.partial_completions(tuple(calls)):
                 self._served.update(calls[name] for name in found)
@@ -202,17 +217,17 @@ class _Queue:
             stats = await self._engine.stats()
             before, self._computed = self._computed, stats.decode_tokens + stats.prefill_tokens
             self._still = 0 if self._computed > before else self._still + 1
-            return stats.waiting > 0 and (not self._still or (stats.running > 0 and self._still <= STILL))
+            return stats.waiting > 0 and (not self._still or (stats.running > 0 and self._still <= STILL_CHECKS))
         return False
 
 
 def _call(entry: RequestRecord) -> tuple[str, int]:
-    """One call of the engine: an interrupted request queues again."""
+    """The identity of one call of the engine: an interrupted request queues again."""
     return entry.id, entry.written
 
 
 def _with_rewards(played: PlayedEpisode) -> PlayedEpisode:
-    """With rewards that are numbers. RolloutError where one is none."""
+    """``played`` with its rewards as floats. Raises RolloutError for one that is not a finite number."""
     name = "the environment"
     for step in played.step_scores:
         finite_reward(step.score, name)
@@ -239,8 +254,8 @@ def _episode(blank: Episode, played: PlayedEpisode) -> Episode:
     )
 
 
-def _judged(error: Exception) -> BaseException:
-    """What one episode, or one scoring, died of. A failure that ends the run is raised instead."""
+def _episode_failure(error: Exception) -> BaseException:
+    """The cause of the failure of one episode, or one scoring. A failure that ends the run is raised instead."""
     failure = root_cause(error)
     if isinstance(failure, PipelineError | LedgerError):
         raise failure
@@ -254,20 +269,20 @@ def survivors(group: Group) -> Group:
 
 
 def first_error(group: Group) -> str:
-    """What the first failed episode died of; empty when none did."""
+    """The error of the first failed episode; empty when none failed."""
     return next((e.error for e in group.episodes if e.status != "ok"), "")
 
 
-async def scored(scorer: Scorer, group: Group, budget: FailureBudget) -> Group:
-    """The group with its rewards, without the episodes that scoring lost, nor the environments they were played in. A scorer
-    that raises loses all of them."""
+async def score_group(scorer: Scorer, group: Group, budget: FailureBudget) -> Group:
+    """The group with its rewards, and without live environments. An episode whose scoring failed has that status; all of them do
+    when the scorer raises."""
     try:
         with guard_user_code():
             after = await scorer.score(group)
         if len(after.episodes) != len(group.episodes):
             raise RewardError(f"the scorer returned {len(after.episodes)} episodes for {len(group.episodes)}")
     except Exception as error:
-        failure = _judged(error)
+        failure = _episode_failure(error)
         text = f"{type(failure).__name__}: {failure}"
         lost = tuple(msgspec.structs.replace(e, status="failed", error=text) for e in group.episodes)
         after = msgspec.structs.replace(group, episodes=lost)

@@ -14,8 +14,8 @@ from corrente.inflight.base import Whole
 
 
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """An admitted prompt at the moment of a checkpoint: its id, and its group if generation and scoring were done. If not,
-    ``answers``: per episode, what its requests were answered so far."""
+    """An admitted prompt at the moment of a checkpoint: its id, and its ``group`` if that was generated and scored. If not,
+    ``answers``: per episode, its requests and their answers so far."""
 
     prompt_id: str
     group: Group | None = None
@@ -23,7 +23,7 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The control plane's half of a checkpoint. ``version`` is that of the learner's weights, live once the run resumes."""
+    """The control plane's half of a checkpoint. ``version`` is that of the learner's weights; it is live once the run resumes."""
 
     step: int
     version: int
@@ -35,14 +35,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     evaluated: int = -1
     """The newest version whose evaluation was reported; -1: none."""
     randomness: dict[str, Any] = {}
-    """What ``randomness.state`` gave, for the code of users."""
-    fruitless: tuple[int, int] = (0, 0)
+    """The state of the global generators (``common.rng``), for code of users that draws from them."""
+    untrainable: tuple[int, int] = (0, 0)
     """Groups in a row that taught nothing: filtered, and trained without a row."""
     attempts: dict[str, tuple[list[bool], str]] = {}
-    """By boundary, which of the last attempts failed, and the last error; see FailureBudget."""
+    """By boundary: of the last attempts, True for each that failed, and the last error; see FailureBudget."""
 
     def admit_again(self, plan: Plan, one_version: Whole | None = None) -> list[Unfinished]:
-        """What a run resumed from here admits before anything new, in order.
+        """The prompts that a run resumed from here admits before any new one, in order.
 
         A finished group is trained on after at most as many others as stand before it; an unfinished one may also be overtaken
         by ``plan.window`` - 1. A group, or an episode's record, that could be older than ``plan.max_age`` by then is generated
@@ -53,13 +53,17 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [self._fit(at, unfinished, plan) for at, unfinished in enumerate(whole)]
 
     def _whole(self, unfinished: Unfinished, one_version: Whole | None) -> Unfinished:
-        """Without the answers that would go on, or be joined by others, under another version than the one they are of."""
+        """``unfinished`` without the answers that would be continued, or joined by others, under a version that did not sample
+        them."""
         records = unfinished.answers
         if one_version == "group" and any(self._older(answer) for record in records for answer in record):
             records = ()
         if one_version == "request":
             records = tuple(
-                tuple(answer.again() if self._older(answer) and not answer.finished else answer for answer in record)
+                tuple(
+                    answer.without_answer() if self._older(answer) and not answer.finished else answer
+                    for answer in record
+                )
                 for record in records
             )
         return msgspec.structs.replace(unfinished, answers=records)

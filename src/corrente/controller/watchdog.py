@@ -1,4 +1,4 @@
-"""Ends a run in which nothing moves, saying who waits for what; work that takes long is no such run.
+"""The watchdog ends a run in which nothing moves, and says who waits for what. Work that takes long is not such a run.
 
 moves                                          how it is known
 ---------------------------------------------  ---------------------------------------------------------------
@@ -6,8 +6,9 @@ a stage: a group admitted, scored, trained ..  it tells the journal
 a learner that computes                        Learner.progress, of the micro-batches of a step that is going on
 an engine that computes                        the tokens it counts (Engine.stats)
 
-Learner and engine are looked at, and what changed since the look before counts as of that look: a hang is found within the
-patience, and what moves has that less a look at least. Who does not answer in time has not moved; who raises says so elsewhere.
+Learner and engine are checked CHECKS times in ``limits.watchdog_s``, and a change since the check before counts as of that
+check: a hang is found within ``watchdog_s``, and work may pause for one check less than that. An engine that does not answer in
+time has not moved; one that raises is reported elsewhere.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from corrente.controller.parts import Parts
 from corrente.engine.base import Engine
 from corrente.errors import StallError
 
-LOOKS = 20
-"""In the time that nothing may move."""
+CHECKS = 20
+"""Checks within limits.watchdog_s."""
 
 
 async def watch(journal: Journal, parts: Parts) -> None:
     """Raise StallError once nothing has moved for limits.watchdog_s."""
     patience_s = parts.plan.limits.watchdog_s
-    look_s = patience_s / LOOKS
-    tokens, pieces = await _tokens(parts.engine, look_s), parts.learner.progress()
+    check_s = patience_s / CHECKS
+    tokens, pieces = await _tokens(parts.engine, check_s), parts.learner.progress()
     while (left_s := journal.moved_s + patience_s - anyio.current_time()) > 0:
         before_s = anyio.current_time()
-        await anyio.sleep(min(look_s, left_s))
-        now = await _tokens(parts.engine, look_s), parts.learner.progress()
+        await anyio.sleep(min(check_s, left_s))
+        now = await _tokens(parts.engine, check_s), parts.learner.progress()
         if now != (tokens, pieces):
             tokens, pieces = now
             journal.moved(before_s)
@@ -39,11 +40,11 @@ async def watch(journal: Journal, parts: Parts) -> None:
 
 
 async def _tokens(engine: Engine, within_s: float) -> int:
-    """What it has read and written so far; -1 when it does not say."""
+    """Tokens the engine has read and written so far; -1 when it does not answer within ``within_s``."""
     with anyio.move_on_after(within_s):
         try:
             stats = await engine.stats()
-        except Exception:  # the reporter tells it, and whoever asks the engine for work is told more
+        except Exception:  # the reporter warns of it, and a request to the engine fails with the reason
             return -1
         return stats.prefill_tokens + stats.decode_tokens
     return -1

@@ -1,15 +1,22 @@
-"""RunConfig -> Parts. The only module that names implementations, by dotted path, imported when they are chosen."""
+"""From a RunConfig to Parts: workers are started, stages are built, the numbers of the run are derived.
+
+Which class implements a ``kind`` is said in the axis' own folder (``KINDS`` in buffer, inflight and runtime; the ``build`` and
+``open`` functions of the stages). Everything is imported by dotted path when it is needed, so that a wrong config is refused
+before torch is imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from corrente import buffer, inflight, runtime
 from corrente import config as c
-from corrente.buffer.base import Buffer
+from corrente.buffer.base import Buffer, BufferSize
 from corrente.common.imports import load_object
 from corrente.common.local_spawner import open_local_spawner
 from corrente.common.spawn import Spawner
@@ -18,48 +25,18 @@ from corrente.controller import checkpoint_folder
 from corrente.controller.parts import Parts
 from corrente.controller.plan import Plan
 from corrente.controller.snapshot import Snapshot
-from corrente.data.types import Sampling
+from corrente.data.types import Prompt, Sampling
 from corrente.entrypoints.checks import check_loaded_prompts
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.inflight.base import InflightPolicy
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
-from corrente.runtime.base import Runtime
-from corrente.staleness import gate
-from corrente.staleness.base import StalenessPolicy
+from corrente.prompts.base import Prompts
+from corrente.score.base import Scorer
+from corrente.staleness import gate, policies
 
-RUNTIMES: Mapping[type, str] = {
-    c.Inline: "corrente.runtime.inline:InlineRuntime",
-    c.Procs: "corrente.runtime.procs:ProcsRuntime",
-}
-INFLIGHT: Mapping[type, str] = {
-    c.Swap: "corrente.inflight.policies:SwapPolicy",
-    c.Recompute: "corrente.inflight.policies:RecomputePolicy",
-    c.Resume: "corrente.inflight.policies:ResumePolicy",
-    c.Drain: "corrente.inflight.policies:DrainPolicy",
-    c.Barrier: "corrente.inflight.policies:BarrierPolicy",
-    c.Cancel: "corrente.inflight.policies:CancelPolicy",
-    c.OldWeights: "corrente.inflight.policies:OldWeightsPolicy",
-}
-BUFFERS: Mapping[type, str] = {
-    c.NoBuffer: "corrente.buffer.none:none",
-    c.Double: "corrente.buffer.double:double",
-    c.Window: "corrente.buffer.window:WindowBuffer",
-    c.Stream: "corrente.buffer.stream:StreamBuffer",
-}
-PROMPTS = "corrente.prompts.build:build_prompts"
-EVAL_PROMPTS = "corrente.prompts.build:build_eval_prompts"
-TOKENIZER = "corrente.prompts.tokenizer:Tokenizer"
-CHAT = "corrente.prompts.chat:ChatTemplate"
-ENV = "corrente.env.build:open_env"
-OWN_TEACHER = "corrente.score.teacher:TeacherSlot"
-SCORER = "corrente.score.build:open_scorer"
-SEES_ENVIRONMENTS = "corrente.score.build:sees_environments"
-ALGORITHM = "corrente.algo.grouped:GroupedAlgorithm"
 LEARNER = "corrente.runtime.cores:learner"
-RESOLVE_MODEL = "corrente.models.cache:resolve_model"
-VERIFY_WEIGHTS = "corrente.models.cache:verify_weight_files"
-CAUTIONS = "corrente.adapters.checks:cautions"
+"""Builds the learner that trains; an evaluation has one that only sends its weights in its place."""
 
 
 def derive_plan(config: RunConfig) -> Plan:
@@ -83,17 +60,17 @@ def derive_plan(config: RunConfig) -> Plan:
 
 
 def eval_sampling(config: RunConfig) -> Sampling:
-    """How held-out prompts are sampled: as in training, but for what ``eval`` says."""
-    given = config.eval
-    several = config.sampling.temperature if given.samples > 1 else 0.0
+    """The sampling of held-out prompts: that of training, except for what ``eval`` sets."""
+    section = config.eval
+    several = config.sampling.temperature if section.samples > 1 else 0.0
     return msgspec.structs.replace(
         config.sampling,
-        temperature=several if given.temperature is None else given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        min_p=given.min_p,
+        temperature=several if section.temperature is None else section.temperature,
+        top_k=section.top_k,
+        top_p=section.top_p,
+        min_p=section.min_p,
         keep_support=False,
-        max_tokens=given.max_tokens or config.sampling.max_tokens,
+        max_tokens=section.max_tokens or config.sampling.max_tokens,
     )
 
 
@@ -104,98 +81,117 @@ async def open_parts(
     sinks: Sequence[Sink] = (),
     folder: Path | None = None,
     snapshot: Snapshot | None = None,
-    given: RunInputs = NO_INPUTS,
+    inputs: RunInputs = NO_INPUTS,
     logs: Path | None = None,
     learner: str = LEARNER,
 ) -> AsyncGenerator[Parts]:
     """Start the workers and yield everything the pipeline needs; on exit the workers are gone.
 
-    ``config`` is checked already. ``folder``: where checkpoints go, None for none. ``given`` replaces what the config says.
-    ``logs``: a folder for the logs of all workers. ``learner``: dotted path of what builds the learner's core.
+    ``config`` is checked already (checks.check_config). ``folder``: where checkpoints go; None: no checkpoints. ``snapshot``:
+    the checkpoint that the run goes on from. ``inputs`` replace what the config names. ``logs``: a folder for the logs of all
+    workers. ``learner``: dotted path of the function that builds the learner's core. Raises ConfigError for what only the model
+    or the data can tell, PipelineError for a worker that does not start.
     """
-    model = Path(load_object(RESOLVE_MODEL)(config.model.path))
-    load_object(VERIFY_WEIGHTS)(model)
-    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
-    tokenizer = load_object(TOKENIZER)(model, trust_remote_code=config.model.trust_remote_code)
-    encode, chat = tokenizer.encode, load_object(CHAT)(tokenizer, config.chat)
-    prompts = load_object(PROMPTS)(config, encode, chat=chat, passed_dataset=given.train_dataset)
-    eval_prompts = load_object(EVAL_PROMPTS)(config, encode, chat=chat, passed_dataset=given.eval_dataset)
-    if given.train_dataset is not None or isinstance(config.prompts, c.Dataset):
-        check_loaded_prompts(config, prompts.find(["0/0"])[0], given.reward_functions)
-    sink, own = Fanout(sinks), load_object(OWN_TEACHER)()
-    samplings = {"train": config.sampling, "eval": eval_sampling(config)}
+    config = _with_model(config)
+    text = _text(config, inputs)
+    sink = Fanout(sinks)
+    make_runtime = load_object(runtime.KINDS[type(config.runtime)])
     async with (
         open_local_spawner() as spawner,
-        load_object(ENV)(
-            config,
-            **given.env_objects(),
-            chat=chat,
-            tokenizer=tokenizer,
-            samplings=samplings,
-            tell=sink.log_event,
-            shown=load_object(SEES_ENVIRONMENTS)(config, given.reward_functions),
-        ) as envs,
-        load_object(SCORER)(config, functions=given.reward_functions, spawner=spawner, logs=logs, own=own) as scorer,
-        _build_runtime(config, learner, spawner, logs).open(config, tell=sink.log_event) as workers,
+        _open_envs(config, inputs, text, sink) as envs,
+        _open_scorer(config, inputs, spawner, logs) as (scorer, self_teacher),
+        make_runtime(learner=learner, spawner=spawner, logs=logs).open(config, tell=sink.log_event) as workers,
     ):
         if workers.teacher is not None:
-            own.fill(workers.teacher)
+            self_teacher.fill(workers.teacher)
         yield Parts(
             plan=derive_plan(config),
-            prompts=prompts,
+            prompts=text.prompts,
             engine=workers.engine,
             env=envs["train"],
             scorer=scorer,
             buffer=build_buffer(config, first_ticket=snapshot.next_ticket if snapshot else 0),
-            staleness=build_staleness(config),
-            algorithm=load_object(ALGORITHM)(config),
+            staleness=policies.build(config.staleness),
+            algorithm=load_object("corrente.algo.grouped:GroupedAlgorithm")(config),
             learner=workers.learner,
             sync=workers.sync,
             inflight=build_inflight(config),
             sink=sink,
-            eval_prompts=eval_prompts,
+            eval_prompts=text.eval_prompts,
             eval_env=envs["eval"],
             checkpoints=checkpoint_folder.CheckpointFolder(folder, keep=config.checkpoint.keep) if folder else None,
         )
 
 
-def _build_runtime(config: RunConfig, learner: str, spawner: Spawner, logs: Path | None) -> Runtime:
-    """A runtime whose learner is built in this process is handed the function, another one its name."""
-    make = load_object(_of(RUNTIMES, config.runtime))
-    if isinstance(config.runtime, c.Inline):
-        return make(learner=load_object(learner))
-    return make(learner=learner, spawner=spawner, logs=logs)
+class _Text(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The tokenizer, the chat template, and the prompts that were made with them."""
+
+    tokenizer: Any
+    chat: Any
+    prompts: Prompts
+    eval_prompts: tuple[Prompt, ...]
+
+
+def _with_model(config: RunConfig) -> RunConfig:
+    """The config with the directory of its model in place of a name. Raises ConfigError when it has no weights."""
+    model = Path(load_object("corrente.models.cache:resolve_model")(config.model.path))
+    load_object("corrente.models.cache:verify_weight_files")(model)
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
+
+
+def _text(config: RunConfig, inputs: RunInputs) -> _Text:
+    """Prompts for training and evaluation. Raises ConfigError when a reward asks for a column that a dataset lacks."""
+    tokenizer = load_object("corrente.prompts.tokenizer:Tokenizer")(
+        Path(config.model.path), trust_remote_code=config.model.trust_remote_code
+    )
+    chat = load_object("corrente.prompts.chat:ChatTemplate")(tokenizer, config.chat)
+    build, build_eval = (load_object(f"corrente.prompts.build:{name}") for name in ("build", "build_eval"))
+    prompts = build(config, tokenizer.encode, chat=chat, passed_dataset=inputs.train_dataset)
+    eval_prompts = build_eval(config, tokenizer.encode, chat=chat, passed_dataset=inputs.eval_dataset)
+    if inputs.train_dataset is not None or isinstance(config.prompts, c.Dataset):
+        check_loaded_prompts(config, prompts.find(["0/0"])[0], inputs.reward_functions)
+    return _Text(tokenizer=tokenizer, chat=chat, prompts=prompts, eval_prompts=eval_prompts)
+
+
+def _open_envs(config: RunConfig, inputs: RunInputs, text: _Text, sink: Sink) -> AbstractAsyncContextManager[Any]:
+    """The environments of training ("train") and of evaluation ("eval"), which differ in their sampling."""
+    shown = load_object("corrente.score.build:sees_environments")(config, inputs.reward_functions)
+    return load_object("corrente.env.build:open_env")(
+        config,
+        **inputs.env_objects(),
+        chat=text.chat,
+        tokenizer=text.tokenizer,
+        samplings={"train": config.sampling, "eval": eval_sampling(config)},
+        tell=sink.log_event,
+        shown=shown,
+    )
+
+
+@asynccontextmanager
+async def _open_scorer(
+    config: RunConfig, inputs: RunInputs, spawner: Spawner, logs: Path | None
+) -> AsyncGenerator[tuple[Scorer, Any]]:
+    """The scorer, and the place in it for a teacher that the runtime starts (reward.scorers of kind self_teacher)."""
+    self_teacher = load_object("corrente.score.teacher:TeacherSlot")()
+    open_scorer = load_object("corrente.score.build:open_scorer")
+    async with open_scorer(
+        config, functions=inputs.reward_functions, spawner=spawner, logs=logs, own=self_teacher
+    ) as scorer:
+        yield scorer, self_teacher
 
 
 def build_buffer(config: RunConfig, *, first_ticket: int = 0) -> Buffer:
-    """The buffer a config asks for, its slots and window derived by ``staleness.gate``."""
-    make = load_object(_of(BUFFERS, config.buffer))
-    match config.buffer:
-        case c.Window():
-            return make(slots=gate.slots(config), window=gate.window(config), first_ticket=first_ticket)
-        case c.Stream(inflight=inflight):
-            return make(inflight=inflight or 2 * config.run.prompts_per_step, first_ticket=first_ticket)
-        case _:
-            return make(groups_per_version=gate.groups_per_version(config), first_ticket=first_ticket)
+    """The buffer a config asks for, of the size that ``staleness.gate`` derives."""
+    size = BufferSize(
+        groups_per_version=gate.groups_per_version(config),
+        slots=gate.slots(config),
+        window=gate.window(config),
+        generating=gate.generating(config),
+    )
+    return load_object(buffer.KINDS[type(config.buffer)])(size, first_ticket=first_ticket)
 
 
 def build_inflight(config: RunConfig) -> InflightPolicy:
-    """What a config lets happen to live generations when weights land."""
-    make = load_object(_of(INFLIGHT, config.inflight))
-    match config.inflight:
-        case c.Cancel(max_age=max_age):
-            return make(max_age=max_age)
-        case _:
-            return make()
-
-
-def build_staleness(config: RunConfig) -> StalenessPolicy:
-    """The checks at consumption a config asks for."""
-    given = config.staleness
-    if given.reject is None and given.mask is None:
-        return load_object("corrente.staleness.policies:Accept")()
-    return load_object("corrente.staleness.policies:ByVersion")(reject=given.reject, mask=given.mask)
-
-
-def _of(table: Mapping[type, str], section: object) -> str:
-    return table[type(section)]
+    """The policy for live generations when weights land."""
+    section = config.inflight
+    return load_object(inflight.KINDS[type(section)])(**msgspec.structs.asdict(section))

@@ -57,8 +57,8 @@ MOST_THREADS = 1024
 __all__ = ["check_config", "check_loaded_prompts"]
 
 
-def check_config(config: RunConfig, given: RunInputs = NO_INPUTS) -> None:
-    """Raise ConfigError for the first thing that cannot work; cheap checks first. ``given`` replaces what the config says."""
+def check_config(config: RunConfig, inputs: RunInputs = NO_INPUTS) -> None:
+    """Raise ConfigError for the first thing that cannot work; cheap checks first. ``inputs`` replace what the config names."""
     for judge in (
         _run,
         _runtime,
@@ -81,8 +81,8 @@ def check_config(config: RunConfig, given: RunInputs = NO_INPUTS) -> None:
         _eval,
     ):
         judge(config)
-    env_checks.check_env_settings(config, **given.env_objects())
-    _prompts(config, given)
+    env_checks.check_env_settings(config, **inputs.env_objects())
+    _prompts(config, inputs)
 
 
 def _run(config: RunConfig) -> None:
@@ -252,17 +252,17 @@ def _eval(config: RunConfig) -> None:
             )
 
 
-def _prompts(config: RunConfig, given: RunInputs) -> None:
+def _prompts(config: RunConfig, inputs: RunInputs) -> None:
     """Prompts and rewards together: each function, and each judge, must find the columns it asks for."""
     if config.chat.template:
         chat_template.read_template(config.chat.template)
     played_in = isinstance(config.env, Environments)  # it may give rewards of its own
-    rewarded = played_in or given.env is not None or given.environment_factory is not None
-    score_checks.check_reward_settings(config, given.reward_functions, rewarded=rewarded)
-    needs = score_checks.needed_columns(config, given.reward_functions)
+    rewarded = played_in or inputs.env is not None or inputs.environment_factory is not None
+    score_checks.check_reward_settings(config, inputs.reward_functions, rewarded=rewarded)
+    needs = score_checks.needed_columns(config, inputs.reward_functions)
     _named("eval.sources", config.eval.sources, needs)
-    if given.train_dataset is not None:
-        for brought in (given.train_dataset, given.eval_dataset):
+    if inputs.train_dataset is not None:
+        for brought in (inputs.train_dataset, inputs.eval_dataset):
             _brought(brought, needs, column=getattr(config.prompts, "column", "prompt"))
         return
     if not isinstance(config.prompts, Mixture):

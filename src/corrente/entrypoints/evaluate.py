@@ -1,18 +1,16 @@
-"""Evaluate weights on held-out prompts without training: a checkpoint of a run, a model directory, or what a config names.
+"""Evaluate weights on held-out prompts without training.
 
-    evaluate(config)                 engines, environments and rewards as in a run; in the learner's place only its weights
-    of_checkpoint(config, folder)    the config with the weights of a checkpoint
-    of_model(config, folder)         the config with the weights of a Hugging Face or peft directory
+    evaluate(target)          from code that is not async: a run's folder, a config file or a RunConfig
+    run_evaluation(config)    the evaluation alone, inside an event loop
 
-Nothing is written where a run may be writing: an evaluation has a folder of its own while it lasts, so it can be made beside a
-run that goes on.
+Engines, environments and rewards are those of a run; in the learner's place stand only its weights. Nothing is written where a
+run may be writing: an evaluation has a folder of its own while it lasts, so it may be made beside a run that goes on.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -20,67 +18,91 @@ import msgspec
 
 from corrente import config as c
 from corrente.config import RunConfig
-from corrente.controller.checkpoint_folder import LEARNER
 from corrente.controller.evaluator import Evaluation, Evaluator
-from corrente.controller.journal import Journal
 from corrente.controller.parts import Parts
 from corrente.controller.publisher import Publisher
 from corrente.controller.request_gate import RequestGate
+from corrente.controller.run_state import RunState
 from corrente.controller.watchdog import watch
 from corrente.entrypoints.assemble import open_parts
+from corrente.entrypoints.blocking import run_blocking
+from corrente.entrypoints.checks import check_config
+from corrente.entrypoints.eval_target import EvalTarget, add_to_record, find_target, hold_servers
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
-from corrente.errors import ConfigError, root_cause
+from corrente.errors import ConfigError, PipelineError, root_cause
+from corrente.models import cache as model_cache
 from corrente.observe.base import Sink
 
 WEIGHTS = "corrente.learner.weights:WeightsCore"
-PEFT = "adapter_config.json"
+"""In the learner's place: it can send its weights, and takes no step."""
 
 
-def config_of_checkpoint(config: RunConfig, folder: Path) -> RunConfig:
-    """``folder``: a complete checkpoint of a run with these settings."""
-    learner = str(folder / LEARNER)
-    if isinstance(config.adapters, c.Full):
-        return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=learner))
-    return msgspec.structs.replace(config, adapters=msgspec.structs.replace(config.adapters, init=learner))
+def evaluate(
+    target: RunConfig | str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    checkpoint: str | None = None,
+    model: str | Path | None = None,
+    out: str | Path | None = None,
+    inputs: RunInputs = NO_INPUTS,
+    sinks: Sequence[Sink] = (),
+) -> Evaluation:
+    """Play held-out prompts with the weights of ``target`` and return the numbers, as `corrente eval` does.
+
+    ``target``: the folder of a run, of which the newest checkpoint is evaluated, or ``checkpoint``, such as "step-000050"; or a
+    config file or RunConfig, of which ``model.path`` is. ``model``: evaluate this directory, a model or a peft adapter, with the
+    settings of ``target``. ``overrides``: ``key=value`` for the config in a file. ``out``: a file to which the result is added as
+    a line of JSON; by default RUN/eval.jsonl for a run, none otherwise. ``inputs`` replace what the config names.
+
+    Raises ConfigError for a wrong setting, and PipelineError when the engine cannot work or every sample was lost.
+    """
+    found = find_target(target, overrides=overrides, checkpoint=checkpoint, model=model, out=out, inputs=inputs)
+    check_config(found.config, _for_evaluation(inputs))
+    return evaluate_target(found, inputs=inputs, sinks=sinks)
 
 
-def config_of_model(config: RunConfig, folder: Path) -> RunConfig:
-    """``folder`` holds a whole model, or an adapter to ``config.model``. Raises ConfigError."""
-    if not folder.is_dir():
-        raise ConfigError(f"--model {folder}: it must be a directory with a model or with a peft adapter")
-    if not (folder / PEFT).is_file():
-        model = msgspec.structs.replace(config.model, path=str(folder))
-        return msgspec.structs.replace(config, model=model, adapters=c.Full())
-    try:
-        given = json.loads((folder / PEFT).read_text(encoding="utf-8"))
-        targets, parameters = given["target_modules"], given.get("target_parameters") or ()
-        adapters = c.Lora(
-            rank=int(given["r"]),
-            alpha=float(given["lora_alpha"]),
-            targets=(targets,) if isinstance(targets, str) else tuple(targets or ()),
-            target_parameters=tuple(parameters),
-            init=str(folder),
+def evaluate_target(target: EvalTarget, *, inputs: RunInputs = NO_INPUTS, sinks: Sequence[Sink] = ()) -> Evaluation:
+    """Evaluate ``target``, whose config is checked already, and add the result to its record. Raises as ``evaluate`` does."""
+    model_cache.resolve_model(target.config.model.path)
+    with hold_servers(target):
+        evaluation = run_blocking(
+            lambda _: run_evaluation(
+                target.config,
+                inputs=_for_evaluation(inputs),
+                sinks=sinks,
+                step=target.step,
+                version=target.version,
+            )
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--model {folder}: {PEFT} cannot be read: {error!r}") from error
-    if isinstance(config.adapters, c.LoraMerged):
-        merged = {name: getattr(adapters, name) for name in adapters.__struct_fields__}
-        return msgspec.structs.replace(config, adapters=c.LoraMerged(**merged))
-    return msgspec.structs.replace(config, adapters=adapters)
+    add_to_record(target, evaluation)
+    if not evaluation.metrics["eval/episodes"]:
+        lost = evaluation.metrics["eval/lost"]
+        raise PipelineError(f"all {lost:.0f} completions were lost; the first: {evaluation.error}")
+    return evaluation
+
+
+def _for_evaluation(inputs: RunInputs) -> RunInputs:
+    """``inputs`` with held-out prompts in the place of training prompts where those are missing: parts are opened with both, and
+    an evaluation draws none of the latter."""
+    held_out = inputs.eval_dataset
+    if inputs.train_dataset is not None or held_out is None:
+        return inputs
+    first = next(iter(held_out.values()), held_out) if isinstance(held_out, Mapping) else held_out
+    return msgspec.structs.replace(inputs, train_dataset=first)
 
 
 async def run_evaluation(
-    config: RunConfig, *, given: RunInputs = NO_INPUTS, sinks: Sequence[Sink] = (), step: int = 0, version: int = 0
+    config: RunConfig, *, inputs: RunInputs = NO_INPUTS, sinks: Sequence[Sink] = (), step: int = 0, version: int = 0
 ) -> Evaluation:
-    """Play the held-out prompts of ``config`` with its weights, as ``eval`` says, and return what came of it.
+    """Play the held-out prompts of ``config`` with its weights, as ``eval`` says, and return the result.
 
-    ``given`` replaces what the config says. ``step`` and ``version`` are labels. What an evaluation loses is counted in it; an
-    engine that cannot work raises PipelineError. ConfigError: there is nothing to evaluate on.
+    ``inputs`` replace what the config names. ``step`` and ``version`` are labels. Samples that are lost are counted in the
+    result; raises PipelineError when an engine cannot work, and ConfigError when there are no held-out prompts.
     """
     with tempfile.TemporaryDirectory(prefix="corrente-eval-") as aside:
         settings = _apart(config, aside)
         try:
-            async with open_parts(settings, sinks=sinks, given=given, learner=WEIGHTS) as parts:
+            async with open_parts(settings, sinks=sinks, inputs=inputs, learner=WEIGHTS) as parts:
                 if not parts.eval_prompts:
                     raise ConfigError(
                         "there are no held-out prompts: give prompts.eval_path, or a source of prompts that holds some out"
@@ -91,14 +113,14 @@ async def run_evaluation(
 
 
 async def _evaluate(parts: Parts, *, step: int, version: int) -> Evaluation:
-    journal, valve = Journal(parts.sink), RequestGate(parts.engine.abort)
-    publisher = Publisher(parts, valve=valve, journal=journal)
-    evaluator = Evaluator(parts, valve=valve, journal=journal)
-    evaluator.hurry()
+    state, gate = RunState(parts), RequestGate(parts.engine.abort)
+    publisher = Publisher(parts, valve=gate, journal=state.journal)
+    evaluator = Evaluator(parts, state, gate=gate)
+    evaluator.use_whole_engine()
     evaluation: Evaluation | None = None
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch, journal, parts)
+            tasks.start_soon(watch, state.journal, parts)
             await publisher.publish(version)
             evaluation = await evaluator.run(step=step, version=version)
             tasks.cancel_scope.cancel()

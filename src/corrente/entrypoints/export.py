@@ -20,6 +20,7 @@ from typing import Any
 from corrente.config import Full, RunConfig, schema
 from corrente.config.load import load_config
 from corrente.controller import checkpoint_folder
+from corrente.data.checkpoint_names import CHECKPOINTS, LEARNER
 from corrente.entrypoints import run_folder
 from corrente.errors import CheckpointError, ConfigError, FetchError
 from corrente.observe.jsonl import read_metrics
@@ -78,12 +79,10 @@ def card(folder: Path, *, repo: str = "") -> str:
 def stage(folder: Path, target: Path, *, checkpoint_name: str = "", repo: str = "") -> Path:
     """Write into ``target``, which must not exist or be empty, what a push uploads. Returns the checkpoint it is of."""
     text = card(folder, repo=repo)
-    chosen = _checkpoint(folder / "checkpoints", checkpoint_name)
+    chosen = _checkpoint(folder / CHECKPOINTS, checkpoint_name)
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty; name a new directory")
-    shutil.copytree(
-        chosen / checkpoint_folder.LEARNER, target, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True
-    )
+    shutil.copytree(chosen / LEARNER, target, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
     (target / "README.md").write_text(text, encoding="utf-8")
     (target / "corrente.toml").write_text(_public(folder), encoding="utf-8")
     return chosen

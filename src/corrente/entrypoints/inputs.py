@@ -1,7 +1,7 @@
-"""What a caller brings as Python objects, in place of what a config can only name.
+"""Objects that a program hands over in place of what a config can only name.
 
-A config that was read from a file is whole without it. ``corrente.trl``, notebooks and tests hand over functions, datasets and
-environments; ``assemble`` passes each to the stage it belongs to, where it replaces what the config says there.
+A config that was read from a file is complete without them. ``train``, ``evaluate`` and the trainers of ``corrente.trl`` take
+functions, datasets and environments; ``assemble`` passes each to its stage, where it replaces what the config names.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from corrente.config import RunConfig
 from corrente.env.base import Env
+from corrente.prompts.build import prompts_section
 
 
 class RunInputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Nothing given, nothing replaced. Objects stay in this process, so none of them has to be picklable."""
+    """Objects of one run; a field that is left out replaces nothing. They stay in this process: none has to be picklable."""
 
     reward_functions: Sequence[Callable[..., Any]] = ()
     """Replace reward.functions; weights are reward.weights."""
@@ -28,14 +30,26 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Functions the policy may call; with type hints and a docstring that describes each argument."""
     environment_factory: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None = None
     """Makes the environment of an episode: of the Environment protocol, or a class of TRL's shape. Several by name: the column
-    "environment" of a prompt says which."""
+    "environment" of a prompt names one."""
     env: Env | None = None
-    """How a prompt is played, whole; tools and environment_factory must be empty then."""
+    """Plays a whole prompt; tools and environment_factory must be empty then."""
 
     def env_objects(self) -> dict[str, Any]:
-        """The objects that say how prompts are played, as keyword arguments of the env stage."""
+        """The objects that decide how prompts are played, as keyword arguments of the env stage."""
         return {"tools": self.tools, "environment_factory": self.environment_factory, "env": self.env}
 
 
 NO_INPUTS = RunInputs()
-"""A run that its config says whole."""
+"""For a run whose config is complete."""
+
+
+def recorded_config(config: RunConfig, inputs: RunInputs) -> RunConfig:
+    """``config`` without the names that ``inputs`` replace, as the run's folder records it.
+
+    Later commands on the folder then ask for the objects, and do not silently use what the run did not.
+    """
+    if inputs.train_dataset is not None:
+        config = msgspec.structs.replace(config, prompts=prompts_section(config, inputs.train_dataset))
+    if inputs.reward_functions:
+        config = msgspec.structs.replace(config, reward=msgspec.structs.replace(config.reward, functions=()))
+    return config

@@ -24,6 +24,7 @@ import msgspec
 from corrente.config import RunConfig, schema
 from corrente.config.load import dump_config, load_config, parse_config
 from corrente.controller import checkpoint_folder
+from corrente.data.checkpoint_names import CHECKPOINTS
 from corrente.errors import ConfigError
 from corrente.observe import jsonl
 
@@ -37,7 +38,7 @@ FIXED = (
 
 
 def run_folder_path(config: RunConfig) -> Path:
-    """Where a run writes: run.dir / run.name."""
+    """The folder a run writes to: run.dir / run.name."""
     return Path(config.run.dir) / config.run.name
 
 
@@ -65,14 +66,14 @@ def reopen(config: RunConfig) -> Path:
     """The folder of the run that ``config`` goes on with. Raises ConfigError when there is none, or when it was another run."""
     folder = Path(config.run.dir) / config.run.name
     if not (folder / CONFIG).is_file():
-        raise ConfigError(f"--resume: there is no run in {folder}; check run.name and run.dir, or leave out --resume")
+        raise ConfigError(f"resume: there is no run in {folder}; check run.name and run.dir, or begin a new run")
     before, now = load_config(folder / CONFIG), parse_config(tomllib.loads(dump_config(config)))
     for key in FIXED:
         old, new = _value(before, key), _value(now, key)
         if old != new:
             raise ConfigError(
-                f"--resume: {key} = {schema.show(new)}, but the run in {folder} has {schema.show(old)}; keep it, or start a run "
-                "with another --name"
+                f"resume: {key} = {schema.show(new)}, but the run in {folder} has {schema.show(old)}; keep it, or begin a run of "
+                "another run.name"
             )
     return folder
 
@@ -80,7 +81,7 @@ def reopen(config: RunConfig) -> Path:
 def keep(folder: Path, config: RunConfig) -> None:
     """Record the settings a resumed run goes on with, and take back what was recorded after the checkpoint it goes on from."""
     _write(folder, config)
-    newest = checkpoint_folder.latest(folder / "checkpoints")
+    newest = checkpoint_folder.latest(folder / CHECKPOINTS)
     if newest is None:
         return
     snapshot = checkpoint_folder.read(newest)
@@ -96,14 +97,17 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
-                f"--resume: the run in {folder} is still going on; wait for its end, or stop it"
-            ) from None
+            raise ConfigError(f"resume: the run in {folder} is still going on; wait for its end, or stop it") from None
         except OSError:
             pass  # a file system without locks
         yield
     finally:
         os.close(handle)
+
+
+def resume_command(folder: Path) -> str:
+    """The command that goes on with the run in ``folder``."""
+    return f"corrente run {folder / CONFIG} --resume"
 
 
 def _write(folder: Path, config: RunConfig) -> None:
@@ -115,6 +119,6 @@ def _write(folder: Path, config: RunConfig) -> None:
 def _value(config: RunConfig, key: str) -> object:
     section, _, leaf = key.partition(".")
     if key == "prompts":
-        kept = {name: given for name, given in msgspec.structs.asdict(config.prompts).items() if name != "epochs"}
-        return {"kind": schema.kind_of(config.prompts), **kept}
+        fixed = {name: value for name, value in msgspec.structs.asdict(config.prompts).items() if name != "epochs"}
+        return {"kind": schema.kind_of(config.prompts), **fixed}
     return getattr(getattr(config, section), leaf) if leaf else getattr(config, section)

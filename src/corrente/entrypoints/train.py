@@ -1,27 +1,108 @@
-"""One run from a config to its outcome: started, resumed, stopped by signals."""
+"""Train: one run from a config to its result.
+
+train(config)           the whole of it, from code that is not async: run folder, sinks, run. `corrente run` calls it
+run_training(config)    the run alone, in a folder that exists, with the caller's sinks
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
 
 import anyio
+from rich.console import Console
 
 from corrente.common import rng
 from corrente.common.child_process import STOPS
 from corrente.common.imports import load_object
-from corrente.config import RunConfig
+from corrente.config import Procs, RunConfig, Window
 from corrente.controller import checkpoint_folder, pipeline
 from corrente.controller.parts import RunResult
-from corrente.entrypoints.assemble import (
-    CAUTIONS,
-    open_parts,
-)
-from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
+from corrente.data.checkpoint_names import CHECKPOINTS, LEARNER
+from corrente.entrypoints import run_folder
+from corrente.entrypoints.assemble import open_parts
+from corrente.entrypoints.blocking import run_blocking
+from corrente.entrypoints.checks import check_config
+from corrente.entrypoints.inputs import NO_INPUTS, RunInputs, recorded_config
 from corrente.entrypoints.run_folder import LOGS, run_folder_path
+from corrente.entrypoints.train_result import TrainResult, train_result
 from corrente.errors import CheckpointError, Interrupted, root_cause
+from corrente.models import cache as model_cache
 from corrente.observe.base import Sink
+from corrente.observe.console import ConsoleSink
 from corrente.observe.fanout import Fanout
+from corrente.observe.jsonl import JsonlSink, read_metrics
+from corrente.observe.summary import SummarySink
+from corrente.observe.trackers import open_trackers
+
+
+def train(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    inputs: RunInputs = NO_INPUTS,
+    sinks: Sequence[Sink] = (),
+    console: TextIO | None = None,
+) -> TrainResult:
+    """Train a model as ``config`` says, and return what came of it. Writes run.dir/run.name, as `corrente run` does.
+
+    ``resume``: go on from the newest complete checkpoint of the run of this name. ``inputs`` replace what the config names.
+    ``sinks`` are told what the run's files are told. ``console``: a live table is shown there; None: nothing is printed.
+
+    It may be called from a script, from a thread, and where an event loop runs already, as in a notebook. Ctrl-C, in the main
+    thread, stops the run at the next version with a checkpoint (``ended`` is "stopped" then); a second one raises Interrupted, or
+    in a notebook KeyboardInterrupt. Raises ConfigError, before anything is written where the config alone is wrong, and
+    PipelineError when the run cannot go on.
+    """
+    check_config(config, inputs)
+    model_cache.resolve_model(config.model.path)  # a model that is not there costs no folder
+    config = recorded_config(config, inputs)
+    if resume:
+        folder = run_folder.reopen(config)
+    else:
+        config, folder = run_folder.create(config)
+    with run_folder.held(folder):
+        summary = SummarySink(may_run_ahead=_may_run_ahead(config))
+        if resume:
+            run_folder.keep(folder, config)
+            summary.add_records(read_metrics(folder))
+        every_sink = [*_run_sinks(config, folder, summary, console=console), *sinks]
+        result = _run_in_folder(config, folder, every_sink, resume=resume, inputs=inputs)
+    return train_result(result, summary, folder)
+
+
+def _run_sinks(config: RunConfig, folder: Path, summary: SummarySink, *, console: TextIO | None) -> list[Sink]:
+    """The sinks of every run: its files, its trackers, the summary, and the console if there is one."""
+    sinks: list[Sink] = [JsonlSink(folder, timeline=config.observe.timeline), summary]
+    if console is not None:
+        screen = Console(file=console)
+        screen.print(f"{folder}: starting engine and learner", highlight=False, markup=False, soft_wrap=True)
+        sinks.insert(0, ConsoleSink(screen, steps=config.run.steps, done=summary.step, title=str(folder)))
+    return [*sinks, *open_trackers(config, folder, done=summary.step)]
+
+
+def _run_in_folder(
+    config: RunConfig, folder: Path, sinks: Sequence[Sink], *, resume: bool, inputs: RunInputs
+) -> RunResult:
+    """The run itself. Its sinks are closed, however it ends."""
+    stop = anyio.Event()
+    try:
+        return run_blocking(
+            lambda signals: run_training(config, sinks=sinks, resume=resume, inputs=inputs, signals=signals, stop=stop),
+            stop=stop,
+        )
+    except BaseException as error:
+        Fanout(sinks).close()
+        if checkpoint_folder.complete(folder / CHECKPOINTS) and not isinstance(error, CheckpointError):
+            error.add_note(f"to go on from the newest checkpoint: {run_folder.resume_command(folder)}")
+        raise
+
+
+def _may_run_ahead(config: RunConfig) -> bool:
+    """True when a larger staleness.max would let generation run further ahead."""
+    return isinstance(config.buffer, Window) and isinstance(config.runtime, Procs) and config.staleness.max > 0
 
 
 async def run_training(
@@ -29,52 +110,52 @@ async def run_training(
     *,
     sinks: Sequence[Sink] = (),
     resume: bool = False,
-    given: RunInputs = NO_INPUTS,
+    inputs: RunInputs = NO_INPUTS,
     signals: bool = True,
     stop: anyio.Event | None = None,
 ) -> RunResult:
     """Run ``config`` to its end in its run folder. ``resume``: go on from the newest complete checkpoint there.
 
-    ``given`` replaces what the config says. Once ``stop`` is set the run ends at the next version, with a checkpoint.
+    ``inputs`` replace what the config names. Once ``stop`` is set the run ends at the next version, with a checkpoint.
     With ``signals``, the first SIGINT, SIGTERM or SIGHUP stops the run at the next version, with a checkpoint; the second, or one
     before everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the model's files
     could tell.
     """
-    checkpoints = run_folder_path(config) / "checkpoints"
+    checkpoints = run_folder_path(config) / CHECKPOINTS
     newest = checkpoint_folder.latest(checkpoints) if resume else None
     if resume and newest is None:
-        raise CheckpointError(f"nothing to resume: {checkpoints} holds no complete checkpoint; run it without --resume")
+        raise CheckpointError(f"nothing to resume: {checkpoints} holds no complete checkpoint; begin a new run")
     snapshot = checkpoint_folder.read(newest) if newest else None
     stop, started = stop or anyio.Event(), anyio.Event()
-    outcome: RunResult | None = None
+    result: RunResult | None = None
     try:
         async with anyio.create_task_group() as tasks:
             if signals:
-                tasks.start_soon(_heed_signals, started, stop, Fanout(sinks))
-            for caution in load_object(CAUTIONS)(config):
+                tasks.start_soon(_stop_on_signals, started, stop, Fanout(sinks))
+            for caution in load_object("corrente.adapters.checks:cautions")(config):
                 Fanout(sinks).log_event("warning", caution)
             async with open_parts(
                 config,
                 sinks=sinks,
                 folder=checkpoints,
                 snapshot=snapshot,
-                given=given,
+                inputs=inputs,
                 logs=run_folder_path(config) / LOGS,
             ) as parts:
                 if newest:
-                    await parts.learner.load(newest / checkpoint_folder.LEARNER)
+                    await parts.learner.load(newest / LEARNER)
                 if snapshot:
                     rng.restore_rng_state(snapshot.randomness)
                 started.set()
-                outcome = await pipeline.run(parts, snapshot=snapshot, stop=stop)
+                result = await pipeline.run(parts, snapshot=snapshot, stop=stop)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise root_cause(group) from group
-    assert outcome is not None
-    return outcome
+    assert result is not None
+    return result
 
 
-async def _heed_signals(started: anyio.Event, stop: anyio.Event, sink: Sink) -> None:
+async def _stop_on_signals(started: anyio.Event, stop: anyio.Event, sink: Sink) -> None:
     outlives_the_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup has it
     with anyio.open_signal_receiver(*(STOPS - {signal.SIGHUP} if outlives_the_terminal else STOPS)) as signals:
         async for _ in signals:

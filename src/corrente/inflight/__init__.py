@@ -10,3 +10,20 @@
 - snapshot: finishes under the weights it began with while new requests use the new ones. No sequence mixes versions and nobody
   waits, until a sequence outlives a second version: that one is not staged before.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from corrente.config import Barrier, Cancel, Drain, OldWeights, Recompute, Resume, Swap
+
+KINDS: Mapping[type, str] = {
+    Swap: "corrente.inflight.policies:SwapPolicy",
+    Recompute: "corrente.inflight.policies:RecomputePolicy",
+    Resume: "corrente.inflight.policies:ResumePolicy",
+    Drain: "corrente.inflight.policies:DrainPolicy",
+    Barrier: "corrente.inflight.policies:BarrierPolicy",
+    Cancel: "corrente.inflight.policies:CancelPolicy",
+    OldWeights: "corrente.inflight.policies:OldWeightsPolicy",
+}
+"""Section of the config -> dotted path of the policy, which is built with the keys of the section as keyword arguments."""

@@ -41,6 +41,10 @@ class SummarySink:
         self._may_run_ahead = may_run_ahead
         self.step = 0
         self.warnings = 0
+        self.latest: dict[str, float] = {}
+        """The newest value of each metric of a step; a step does not report those it has no numbers for."""
+        self.first_evaluation: dict[str, float] = {}
+        self.last_evaluation: dict[str, float] = {}
 
     def add_records(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records that were read from metrics.jsonl."""
@@ -50,6 +54,10 @@ class SummarySink:
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.step = max(self.step, step)
+        evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
+        if evaluation:
+            self.first_evaluation, self.last_evaluation = self.first_evaluation or evaluation, evaluation
+        self.latest |= {name: value for name, value in values.items() if name not in evaluation}
         for name, reductions in REDUCTIONS.items():
             if name in values:
                 for how in reductions:
@@ -66,6 +74,11 @@ class SummarySink:
 
     def close(self) -> None:
         pass
+
+    @property
+    def samples(self) -> int:
+        """Episodes that were trained on."""
+        return int(self._reduced.value("samples/trained sum") or 0)
 
     def summary_lines(self, *, ended: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:
         """The summary as (label, text) lines; metrics that were never measured are left out.

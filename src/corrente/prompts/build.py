@@ -77,7 +77,7 @@ def build_prompts(
 
     ``passed_dataset``: a dataset that replaces the one ``config.prompts`` names, and is read in the order and epochs set there.
     """
-    builder, section = PromptBuilder(config, encode, chat=chat), _effective_section(config, passed_dataset)
+    builder, section = PromptBuilder(config, encode, chat=chat), prompts_section(config, passed_dataset)
     if not isinstance(section, Mixture):
         return builder.build_source(section, passed_dataset)
     parts = [
@@ -101,7 +101,7 @@ def build_eval_prompts(
     """
     if not config.eval.every:
         return ()
-    builder, section = PromptBuilder(config, encode, chat=chat), _effective_section(config, passed_dataset)
+    builder, section = PromptBuilder(config, encode, chat=chat), prompts_section(config, passed_dataset)
     if isinstance(passed_dataset, Mapping) and passed_dataset:
         parts = [(str(name), section, dataset_) for name, dataset_ in passed_dataset.items()]
     elif passed_dataset is None and config.eval.sources:
@@ -136,7 +136,7 @@ def _procedural_makers(section: ProceduralSection) -> tuple[Any, Any]:
     return next(makers for kind, makers in PROCEDURAL_MAKERS.items() if isinstance(section, kind))
 
 
-def _effective_section(config: RunConfig, passed_dataset: Any) -> Any:
+def prompts_section(config: RunConfig, passed_dataset: Any) -> Any:
     """The prompts section; for a dataset that the program passed, a GivenRows section with the same order and epochs."""
     section = config.prompts
     if passed_dataset is None or isinstance(section, GivenRows):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from corrente.common.imports import load_object
-from corrente.config import Embedded, Lora, RunConfig
+from corrente.config import Embedded, Lora, RunConfig, schema
 from corrente.data.types import ApplyMode, Batch, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
 from corrente.errors import ConfigError, GenerationError
@@ -72,7 +72,7 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
     """The embedded engine a config asks for, without weights. ``index``: its turn among the GPUs; see devices.py."""
     section, model = config.engine, config.model
     if not isinstance(section, Embedded):
-        raise ConfigError(f'engine.kind = "{section.__struct_config__.tag}": no worker of corrente serves it')
+        raise ConfigError(f'engine.kind = "{schema.kind_of(section)}": no worker of corrente serves it')
     return load_object("corrente.engine.embedded.core:EmbeddedCore")(
         model=Path(model.path),
         dtype=model.dtype,

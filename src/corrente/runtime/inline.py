@@ -7,7 +7,7 @@ blocks the loop until it is done. So nothing overlaps, and a run is the same for
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import anyio
 import anyio.lowlevel
 
 from corrente.common.imports import load_object
+from corrente.common.spawn import Spawner
 from corrente.config import Inline, RunConfig
 from corrente.data.types import ApplyMode, Batch, Metrics, Scores, Tokens
 from corrente.engine.launcher import Tell, untold
@@ -83,13 +84,16 @@ class InlineTeacher:
 
 
 class InlineRuntime:
-    """Implements Runtime. ``engine`` and ``learner`` build the cores from a config; ``engine`` is a seam for tests."""
+    """Implements Runtime. ``engine`` and ``learner`` are dotted paths of the functions that build the cores from a config;
+    ``engine`` is a seam for tests. Nothing is started, so ``spawner`` and ``logs`` are not used."""
 
     def __init__(
         self,
         *,
-        engine: Callable[[RunConfig], cores.EngineCore] = cores.engine,
-        learner: Callable[[RunConfig], cores.LearnerCore] = cores.learner,
+        engine: str = "corrente.runtime.cores:engine",
+        learner: str = "corrente.runtime.cores:learner",
+        spawner: Spawner | None = None,
+        logs: Path | None = None,
     ) -> None:
         self._engine, self._learner = engine, learner
 
@@ -105,7 +109,7 @@ class InlineRuntime:
         asked = config.runtime.threads if isinstance(config.runtime, Inline) else 0
         torch.set_num_threads(asked or len(available_cpus()))
         try:
-            core, learner = self._engine(config), self._learner(config)
+            core, learner = load_object(self._engine)(config), load_object(self._learner)(config)
             engine = load_object("corrente.engine.embedded.async_engine:EmbeddedEngine")(core)
             buffers = load_object("corrente.sync.weight_slots:allocate_slots")(core.layout(), device=core.device)
             core.attach_buffers(buffers)
@@ -127,7 +131,7 @@ class InlineRuntime:
     def _teacher(self, config: RunConfig, buffers: Any) -> InlineTeacher | None:
         if self_teacher(config) is None:
             return None
-        core, (lag, temperature) = self._engine(as_teacher(config)), terms(config)
+        core, (lag, temperature) = load_object(self._engine)(as_teacher(config)), terms(config)
         make = load_object("corrente.sync.lagged_receiver:LaggedReceiver")
         receiver = make(core.layout(), lag=lag, shared=buffers, device=core.device)
         return InlineTeacher(core, receiver, temperature=temperature)

@@ -14,6 +14,7 @@ import msgspec
 from corrente.common import tls
 from corrente.config import RunConfig
 from corrente.config import rewards as s
+from corrente.data.checkpoint_names import CHECKPOINTS, step_of_checkpoint
 from corrente.errors import ConfigError
 from corrente.models import pretrained
 from corrente.score.build import scorer_names
@@ -136,10 +137,12 @@ def _check_code(key: str, folder: str, kinds: Sequence[str], *, trust_remote_cod
 
 def _checkpoint_hint(path: str) -> str:
     """Hint at the checkpoints of a run, for a path among them that does not exist."""
-    run, within, _ = path.partition("/checkpoints/")
+    run, within, _ = path.partition(f"/{CHECKPOINTS}/")
     if not within:
         return ""
-    found = sorted(place.name for place in Path(run, "checkpoints").glob("step-*"))
+    found = sorted(
+        place.name for place in Path(run, CHECKPOINTS).glob("*") if step_of_checkpoint(place.name) is not None
+    )
     return f" ({run} has {', '.join(found)})" if found else f" ({run} has no checkpoint: train it first)"
 
 

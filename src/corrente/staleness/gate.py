@@ -32,7 +32,7 @@ def versions_ahead(config: RunConfig) -> int | None:
 
 
 def slots(config: RunConfig) -> int:
-    """B: groups that may be admitted and not yet live as weights; 0: unlimited."""
+    """B: groups that may be admitted and whose weights are not live yet; 0: no limit."""
     ahead = versions_ahead(config)
     return 0 if ahead is None else (ahead + 1) * groups_per_version(config)
 
@@ -48,6 +48,15 @@ def window(config: RunConfig) -> int:
             return 0
         case _:
             return 1
+
+
+def generating(config: RunConfig) -> int:
+    """Groups that generate at once at most: all that have a slot, or for stream ``buffer.inflight``; unset, two steps' worth."""
+    match config.buffer:
+        case Stream(inflight=inflight):
+            return inflight or 2 * config.run.prompts_per_step
+        case _:
+            return slots(config)
 
 
 def age_bound(*, ahead: int, window: int, groups_per_version: int) -> int:

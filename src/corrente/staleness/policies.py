@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from corrente.config import Staleness
 from corrente.data.types import Group
-from corrente.staleness.base import StalenessVerdict
+from corrente.staleness.base import StalenessPolicy, StalenessVerdict
+
+
+def build(section: Staleness) -> StalenessPolicy:
+    """The checks that ``staleness.reject`` and ``staleness.mask`` ask for."""
+    if section.reject is None and section.mask is None:
+        return Accept()
+    return ByVersion(reject=section.reject, mask=section.mask)
 
 
 class Accept:

@@ -22,7 +22,7 @@ from corrente.controller.parts import Parts, RunResult
 from corrente.controller.snapshot import Snapshot
 from corrente.data.types import Sampling
 from corrente.engine.base import EngineStats
-from corrente.entrypoints.assemble import build_buffer, build_inflight, build_staleness, derive_plan
+from corrente.entrypoints.assemble import build_buffer, build_inflight, derive_plan
 from corrente.errors import CheckpointError
 from corrente.learner.base import Learner
 from corrente.observe.fanout import Fanout
@@ -42,6 +42,7 @@ from corrente.sim.parts import (
 from corrente.sim.pool import VirtualPool
 from corrente.sim.speed import Speed
 from corrente.sim.sync import VirtualSync
+from corrente.staleness import policies
 from corrente.testing.clock import run_virtual
 
 Inflight = c.Swap | c.Recompute | c.Resume | c.Drain | c.Barrier | c.Cancel | c.OldWeights
@@ -208,7 +209,7 @@ def build(
             latency_s=world.score_s, reward=world.reward, deadline_s=world.reward_deadline_s, seed=seed, chaos=chaos
         ),
         buffer=build_buffer(config, first_ticket=resume[0].next_ticket if resume else 0),
-        staleness=build_staleness(config),
+        staleness=policies.build(config.staleness),
         algorithm=algorithm,
         learner=learner,
         sync=sync,

@@ -55,7 +55,7 @@ def _in_words_of_trl() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        text = str(error).replace("--resume", "resume_from_checkpoint").replace("--name", "run_name")
+        text = str(error).replace("resume:", "resume_from_checkpoint:", 1).replace("run.name", "run_name")
         raise ConfigError(text) from None
 
 

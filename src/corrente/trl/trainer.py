@@ -23,9 +23,10 @@ import anyio
 import msgspec
 
 from corrente.config import Full, RunConfig
-from corrente.controller import checkpoint_folder
 from corrente.controller.parts import RunResult
+from corrente.data.checkpoint_names import LEARNER
 from corrente.entrypoints import run_folder
+from corrente.entrypoints.blocking import run_blocking
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.evaluate import run_evaluation
 from corrente.entrypoints.inputs import RunInputs
@@ -41,7 +42,6 @@ from corrente.trl import bring, resuming, weights
 from corrente.trl.callbacks import Callbacks
 from corrente.trl.config import Arguments, AsyncGRPOConfig, GRPOConfig
 from corrente.trl.logs import evaluated
-from corrente.trl.running import run
 from corrente.trl.scripting import Scripting
 from corrente.trl.translate import Facts, count, explained, translate, trusts_code
 from corrente.trl.watching import Watcher
@@ -93,7 +93,7 @@ class Trainer(Callbacks, Scripting):
         weakref.finalize(self, self._bench.remove)
         self._rewards = bring.rewards(reward_funcs, reward_processing_classes, self.args.reward_weights, self._bench)
         self.reward_funcs = list(self._rewards.functions)
-        self._given = RunInputs(
+        self._inputs = RunInputs(
             reward_functions=self._rewards.functions,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -164,9 +164,9 @@ class Trainer(Callbacks, Scripting):
             self._call("on_step_begin")
             sinks += [*open_trackers(config, folder, done=step_of(start) if start else 0), watcher]
             self._hand(None)  # the learner has it
-            return run(
+            return run_blocking(
                 lambda signals: run_training(
-                    config, sinks=sinks, resume=start is not None, given=self._given, signals=signals, stop=stop
+                    config, sinks=sinks, resume=start is not None, inputs=self._inputs, signals=signals, stop=stop
                 ),
                 stop=stop,
             )
@@ -186,14 +186,14 @@ class Trainer(Callbacks, Scripting):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ConfigError("evaluate: there is no eval_dataset; give one here, or to the trainer")
-        given = msgspec.structs.replace(self._given, eval_dataset=dataset)
+        inputs = msgspec.structs.replace(self._inputs, eval_dataset=dataset)
         rows = bring.rows(dataset) or self._config.eval.prompts
         self._put_model()
         config = msgspec.structs.replace(self._config, eval=msgspec.structs.replace(self._config.eval, prompts=rows))
         config = self._with_weights(config, self._trained)
         step, steps = self.state.global_step, count(self.args, self._facts(config.model.path))
         version = step // (steps.updates * steps.per_version)
-        found = run(lambda _: run_evaluation(config, given=given, step=step, version=version))
+        found = run_blocking(lambda _: run_evaluation(config, inputs=inputs, step=step, version=version))
         if lost := int(found.metrics["eval/lost"]):
             told = f"{lost} completions were lost; the first: {found.error}"
             if not found.metrics["eval/episodes"]:
@@ -275,17 +275,17 @@ class Trainer(Callbacks, Scripting):
             raise ConfigError("train_dataset: give one; a list of dicts with a 'prompt' in each will do")
         config = translate(self.args, self._facts(model))
         try:
-            check_config(config, self._given)
+            check_config(config, self._inputs)
         except ConfigError as error:
             raise explained(error, self.args) from None
         return config
 
     def _env_tables(self) -> dict[str, Any]:
         turns = self.args.max_tool_calling_iterations
-        if not self._given.tools and self._given.environment_factory is None:
+        if not self._inputs.tools and self._inputs.environment_factory is None:
             return {}
         return {
-            "env.kind": "tools" if self._given.environment_factory is None else "environment",
+            "env.kind": "tools" if self._inputs.environment_factory is None else "environment",
             "env.max_turns": bring.MANY if turns is None else turns + 1,
             "env.max_total_tokens": self.args.max_completion_length,
         }
@@ -311,7 +311,7 @@ class Trainer(Callbacks, Scripting):
 
     def _keep(self, outcome: RunResult) -> None:
         if outcome.checkpoint is not None:
-            self._trained = outcome.checkpoint / checkpoint_folder.LEARNER
+            self._trained = outcome.checkpoint / LEARNER
         if self._loaded is not None or not isinstance(self._given_model, str | Path):
             self._loaded = self._load_model()
         self._hand(self._here)

@@ -12,19 +12,19 @@ is transformers' own, and so are the decisions of its DefaultFlowCallback.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio
 
+from corrente.controller.checkpointer import CHECKPOINT_ATTR
+from corrente.data.checkpoint_names import CHECKPOINTS, LEARNER, step_of_checkpoint
 from corrente.errors import ConfigError
 from corrente.trl.logs import LogWindow, evaluated
 from corrente.trl.translate import Steps
 
 logger = logging.getLogger("corrente")
-CHECKPOINT = re.compile(r"checkpoint (\d+)$")
 
 
 class Watcher:
@@ -51,9 +51,8 @@ class Watcher:
             self._guarded(lambda: self._stepped(step, values))
 
     def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
-        found = CHECKPOINT.match(name) if track == "learn" else None
-        if found:
-            self._guarded(lambda: self._saved(int(found[1])))
+        if written := attrs.get(CHECKPOINT_ATTR):
+            self._guarded(lambda: self._saved(str(written)))
 
     def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         pass
@@ -101,11 +100,13 @@ class Watcher:
         self._note_best(logs, step)
         self._heed()
 
-    def _saved(self, step: int) -> None:
+    def _saved(self, name: str) -> None:
+        step = step_of_checkpoint(name)
+        assert step is not None, name
         if step == self._saved_at:  # the end of a run finds its last checkpoint written
             return
         self._saved_at = step
-        target = self._folder / "checkpoints" / f"step-{step:06d}" / "learner"
+        target = self._folder / CHECKPOINTS / name / LEARNER
         output = self._folder.parents[1]
         for link in output.glob("checkpoint-*"):
             if link.is_symlink() and not link.exists():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 from corrente.controller import checkpoint_folder
+from corrente.data.checkpoint_names import CHECKPOINTS, LEARNER, step_of_checkpoint
 from corrente.errors import CheckpointError, ConfigError
 from corrente.models import cache as model_cache
 from corrente.models import pretrained
@@ -17,7 +17,6 @@ from corrente.models.progress_bars import no_progress_bars
 
 ADAPTER = "adapter_config.json"
 NOT_MODEL = ("learner.pt",)
-STEP = re.compile(r"step-(\d+)$")
 
 
 def load(folder: Path, given: Any, base: str, *, trust_remote_code: bool = False) -> Any:
@@ -85,12 +84,12 @@ def checkpoint_of(output: Path, asked: bool | str) -> Path:
     """A complete checkpoint to resume from, the newest of its run. ``asked`` True: of the run that wrote last; or the path of
     one, as OUTPUT_DIR/checkpoint-N or as it is called in its run."""
     if asked is True:
-        runs = [found[-1] for found in map(checkpoint_folder.complete, output.glob("runs/*/checkpoints")) if found]
+        runs = [found[-1] for found in map(checkpoint_folder.complete, output.glob(f"runs/*/{CHECKPOINTS}")) if found]
         if not runs:
             raise ConfigError(f"resume_from_checkpoint = True: {output} holds no complete checkpoint")
         return max(runs, key=lambda path: (path / checkpoint_folder.MARKER).stat().st_mtime)
     path = Path(str(asked)).resolve()
-    start = path.parent if path.name == checkpoint_folder.LEARNER else path
+    start = path.parent if path.name == LEARNER else path
     found = checkpoint_folder.complete(start.parent)
     if start not in found:
         raise ConfigError(f"resume_from_checkpoint = {str(asked)!r}: no complete checkpoint of a run of corrente")
@@ -109,6 +108,6 @@ def put_aside(start: Path) -> None:
 
 def step_of(path: Path) -> int:
     """The step a checkpoint was written after."""
-    found = STEP.search(path.name)
-    assert found is not None
-    return int(found[1])
+    step = step_of_checkpoint(path.name)
+    assert step is not None, path
+    return step

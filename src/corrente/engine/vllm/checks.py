@@ -15,6 +15,7 @@ from corrente.config import (
     Resume,
     RunConfig,
     Vllm,
+    schema,
 )
 from corrente.engine.vllm import environment
 from corrente.errors import ConfigError
@@ -77,7 +78,7 @@ def _check_recording(config: RunConfig, *, on_cpu: bool) -> None:
 
 def _check_inflight(config: RunConfig) -> None:
     """Check the inflight policy: all requests sample from one set of weights, but each keeps its own adapter to its end."""
-    kind = config.inflight.__struct_config__.tag
+    kind = schema.kind_of(config.inflight)
     if not isinstance(config.adapters, Lora):
         if isinstance(config.inflight, OldWeights):
             raise ConfigError(

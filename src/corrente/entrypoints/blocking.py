@@ -1,21 +1,24 @@
-"""A coroutine function run to its end: here or, where an event loop runs already as in a notebook, in a thread. And Ctrl-C."""
+"""Runs a coroutine function to its end from code that is not async: here, or in a thread where an event loop runs already."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TypeVar
 
 import anyio
 from anyio.from_thread import start_blocking_portal
 
+T = TypeVar("T")
 
-def run(work: Callable[[bool], Awaitable[Any]], *, stop: anyio.Event | None = None) -> Any:
-    """What ``work`` returns. It is told whether signals are its own to handle, which they are in the main thread only.
 
-    Beside an event loop, Ctrl-C (KeyboardInterrupt in the thread that called) sets ``stop``, and ``work`` may end as it will. The
-    second, or one without ``stop``, cancels it and is raised once it has cleaned up.
+def run_blocking(work: Callable[[bool], Awaitable[T]], *, stop: anyio.Event | None = None) -> T:
+    """Return the result of ``work``, whose argument is True when signals are its own to handle: in the main thread only.
+
+    Where an event loop runs already, as in a notebook, ``work`` has a thread of its own. Ctrl-C (KeyboardInterrupt in the calling
+    thread) then sets ``stop``, and ``work`` may end as it will. The second, or one without ``stop``, cancels ``work`` and is
+    raised once it has cleaned up.
     """
     try:
         asyncio.get_running_loop()
@@ -25,7 +28,7 @@ def run(work: Callable[[bool], Awaitable[Any]], *, stop: anyio.Event | None = No
     with start_blocking_portal() as portal:
         begin = anyio.Event()
 
-        async def held() -> Any:
+        async def held() -> T:
             await begin.wait()
             return await work(False)
 
