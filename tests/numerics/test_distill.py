@@ -282,7 +282,7 @@ def _core(path: Path, loss: str, **learner: Any) -> TorchLearner:
 def _gradient(core: TorchLearner, batch: Batch, *, budget: int) -> tuple[dict[str, torch.Tensor], float]:
     weights_R = core.objective.row_weights(batch)
     packs = plan_packs(batch.rows, weights_R=weights_R, version=batch.version, budget=budget, teachers=True)
-    total = core.gradient.accumulate(packs, core.gradient.survey(packs), fresh=True).reduced()["train/loss"]
+    total = core.gradient.accumulate(packs, core.gradient.survey(packs), fresh=True).reduced_values()["train/loss"]
     grads = {name: p.grad.clone() for name, p in core.model.named_parameters() if p.grad is not None}
     core.backend.discard()
     return grads, total

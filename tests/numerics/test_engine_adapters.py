@@ -181,8 +181,8 @@ def test_two_adapter_versions_are_served_at_once_and_the_old_one_is_released(pat
     for at, prompt in enumerate(prompts):
         served.submit(prompt, Sampling(max_tokens=12), name=f"new{at}", seed=100 + at)
     done |= dict(served.core.step())
-    assert not served.core.vacant(0)
-    assert not served.core.vacant(1)
+    assert not served.core.is_slot_free(0)
+    assert not served.core.is_slot_free(1)
     done |= served.finish()
     assert served.core.is_slot_free(0)
     for name, by, version in (("old", old, 0), ("new", core, 1)):
