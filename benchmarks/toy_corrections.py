@@ -39,7 +39,7 @@ from variants import CORE, VARIANTS
 from corrente.algo import checks
 from corrente.algo.advantages import as_rewards
 from corrente.algo.base import Trained
-from corrente.algo.estimators import ESTIMATORS
+from corrente.algo.grpo import normalised
 from corrente.algo.losses import PolicyObjective
 from corrente.config import RunConfig
 from corrente.config.load import parse_config

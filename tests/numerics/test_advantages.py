@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrente.algo.advantages import as_rewards, grpo, is_flat, rloo
+from corrente.algo.advantages import as_rewards, centred, is_flat
+from corrente.algo.grpo import normalised
 from corrente.algo.grouped import GroupedAlgorithm
-from corrente.config import Algo, Filter, RunConfig
+from corrente.algo.rloo import leave_one_out
+from corrente.config import Algo, Filter, GrpoAdvantage, RunConfig
 from corrente.data.types import Completion, Episode, FinishReason, Group, Turn
 from corrente.errors import AlignmentError
 from corrente.testing import samples
@@ -50,24 +52,24 @@ def _batch(algorithm: GroupedAlgorithm, *groups: Group, oldest: int | None = Non
 
 def test_grpo_divides_by_the_sample_standard_deviation():
     """1, 0, 0, 0: mean 1/4, squared distances 9/16 + 3/16 = 3/4, divided by 3, root: 1/2."""
-    got = grpo(as_rewards([1, 0, 0, 0]), scale=True, tolerance=1e-6)
+    got = normalised(as_rewards([1, 0, 0, 0]), tolerance=1e-6)
     np.testing.assert_allclose(got, np.array([0.75, -0.25, -0.25, -0.25]) / (0.5 + 1e-4), rtol=1e-6)
 
 
 def test_dr_grpo_only_subtracts_the_mean():
-    np.testing.assert_allclose(grpo(as_rewards([1, 0, 0, 0]), scale=False, tolerance=1e-6), [0.75, -0.25, -0.25, -0.25])
+    np.testing.assert_allclose(centred(as_rewards([1, 0, 0, 0]), tolerance=1e-6), [0.75, -0.25, -0.25, -0.25])
 
 
 def test_rloo_compares_with_the_mean_of_the_others():
     """4, 1, 1: against 1; against 5/2; against 5/2."""
-    np.testing.assert_allclose(rloo(as_rewards([4, 1, 1]), tolerance=1e-6), [3, -1.5, -1.5])
+    np.testing.assert_allclose(leave_one_out(as_rewards([4, 1, 1]), tolerance=1e-6), [3, -1.5, -1.5])
 
 
 def test_missing_rewards_are_left_out_not_read_as_zero():
-    np.testing.assert_allclose(rloo(as_rewards([4, None, 1, 1]), tolerance=1e-6), [3, 0, -1.5, -1.5])
-    np.testing.assert_allclose(grpo(as_rewards([2, None, 4]), scale=False, tolerance=1e-6), [-1, 0, 1])
+    np.testing.assert_allclose(leave_one_out(as_rewards([4, None, 1, 1]), tolerance=1e-6), [3, 0, -1.5, -1.5])
+    np.testing.assert_allclose(centred(as_rewards([2, None, 4]), tolerance=1e-6), [-1, 0, 1])
     np.testing.assert_allclose(
-        grpo(as_rewards([2, None, 4]), scale=True, tolerance=1e-6),
+        normalised(as_rewards([2, None, 4]), tolerance=1e-6),
         np.array([-1, 0, 1]) / (math.sqrt(2) + 1e-4),
         rtol=1e-6,
     )
@@ -76,16 +78,16 @@ def test_missing_rewards_are_left_out_not_read_as_zero():
 @pytest.mark.parametrize("rewards", [[], [1.0], [None], [None, None], [1.0, None], [0.3, 0.3, 0.3], [0.1 + 0.2, 0.3]])
 def test_degenerate_groups_give_zero(rewards):
     for advantages in (
-        grpo(as_rewards(rewards), scale=True, tolerance=1e-6),
-        grpo(as_rewards(rewards), scale=False, tolerance=1e-6),
-        rloo(as_rewards(rewards), tolerance=1e-6),
+        normalised(as_rewards(rewards), tolerance=1e-6),
+        centred(as_rewards(rewards), tolerance=1e-6),
+        leave_one_out(as_rewards(rewards), tolerance=1e-6),
     ):
         assert advantages.tolist() == [0.0] * len(rewards)
 
 
 def test_float_noise_is_not_blown_up():
     noise = as_rewards([0.5, 0.5 + 1e-7, 0.5, 0.5])
-    assert grpo(noise, scale=True, tolerance=1e-6).tolist() == [0, 0, 0, 0]
+    assert normalised(noise, tolerance=1e-6).tolist() == [0, 0, 0, 0]
     assert is_flat(noise, tolerance=1e-6)
     assert not is_flat(noise, tolerance=1e-8)
 
@@ -93,9 +95,9 @@ def test_float_noise_is_not_blown_up():
 @given(st.lists(st.floats(-100, 100) | st.none(), max_size=12))
 def test_advantages_sum_to_zero(rewards):
     for advantages in (
-        grpo(as_rewards(rewards), scale=True, tolerance=1e-6),
-        grpo(as_rewards(rewards), scale=False, tolerance=1e-6),
-        rloo(as_rewards(rewards), tolerance=1e-6),
+        normalised(as_rewards(rewards), tolerance=1e-6),
+        centred(as_rewards(rewards), tolerance=1e-6),
+        leave_one_out(as_rewards(rewards), tolerance=1e-6),
     ):
         assert np.isfinite(advantages).all()
         assert abs(float(advantages.sum(dtype=np.float64))) <= 1e-6 * (1 + float(np.abs(advantages).sum()))
@@ -140,7 +142,7 @@ def test_group_of_truncated_completions_teaches_nothing_when_they_are_masked():
 
 def test_rows_align_tokens_with_what_was_recorded():
     batch = _batch(
-        _algorithm(Algo(scale_rewards="none")),
+        _algorithm(Algo(advantage=GrpoAdvantage(scale_rewards="none"))),
         _group(_episode(1, _completion(7, 8, 2, version=4)), _episode(0)),
         version=5,
     )
@@ -169,7 +171,10 @@ def test_conversation_trains_what_the_policy_said_and_nothing_else():
 
 def test_failed_and_unrewarded_episodes_are_not_trained():
     failed, unrewarded = _episode(5, status="failed"), _episode(None, _completion(9, 9, 9))
-    batch = _batch(_algorithm(Algo(scale_rewards="none")), _group(_episode(1), failed, unrewarded, _episode(0)))
+    batch = _batch(
+        _algorithm(Algo(advantage=GrpoAdvantage(scale_rewards="none"))),
+        _group(_episode(1), failed, unrewarded, _episode(0)),
+    )
     assert [row.advantages[-1] for row in batch.rows] == [0.5, -0.5]
     assert batch.sequences == 3
     assert batch.tokens == 2 + 3 + 2
@@ -178,8 +183,8 @@ def test_failed_and_unrewarded_episodes_are_not_trained():
 def test_truncated_completions_are_masked_but_stay_in_baseline_and_length():
     cut = _completion(7, 8, 9, finish="length")
     group = _group(_episode(0, cut), _episode(1), _episode(0.5))
-    masked = _batch(_algorithm(Algo(mask_truncated=True, scale_rewards="none")), group)
-    kept = _batch(_algorithm(Algo(scale_rewards="none")), group)
+    masked = _batch(_algorithm(Algo(mask_truncated=True, advantage=GrpoAdvantage(scale_rewards="none"))), group)
+    kept = _batch(_algorithm(Algo(advantage=GrpoAdvantage(scale_rewards="none"))), group)
     assert [row.advantages[-1] for row in masked.rows] == [0.5]  # 0.5 is the mean: that row has no gradient
     assert [row.advantages[-1] for row in kept.rows] == [-0.5, 0.5]
     assert (masked.sequences, masked.tokens) == (kept.sequences, kept.tokens) == (3, 7)
@@ -188,7 +193,7 @@ def test_truncated_completions_are_masked_but_stay_in_baseline_and_length():
 def test_old_tokens_are_withheld_and_their_reward_stays_in_the_baseline():
     mixed = samples.completion(tokens=(7, 8, 9), versions=(2, 3, 3))
     old = _completion(5, 5, version=1)
-    algorithm = _algorithm(Algo(scale_rewards="none"))
+    algorithm = _algorithm(Algo(advantage=GrpoAdvantage(scale_rewards="none")))
     batch = _batch(algorithm, _group(_episode(1, mixed), _episode(0, old)), oldest=3, version=4)
     (row,) = batch.rows
     assert row.loss_mask.tolist() == [False] * 4 + [True, True]

@@ -33,7 +33,7 @@ def test_age_masks_weighs_and_decays_in_this_order():
     (episode,) = group().episodes
     rows = graph.rows(0, episode, advantages_T=np.full(4, 3.0), oldest=oldest)
     batch = samples.batch(version=2, rows=rows, tokens=4)
-    objective = PolicyObjective(c.RunConfig(algo=c.Algo(loss="reinforce"), staleness=staleness))
+    objective = PolicyObjective(c.RunConfig(algo=c.Algo(objective=c.ReinforceObjective()), staleness=staleness))
     (pack,) = plan_packs(batch.rows, weights_R=objective.row_weights(batch), version=2, budget=100)
     assert pack.lags_K.tolist() == [1, 1, 0]
     logprobs_K = torch.log(torch.tensor(NOW[1:], dtype=torch.float64)).requires_grad_()

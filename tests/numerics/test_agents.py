@@ -10,7 +10,7 @@ import pytest
 from corrente.algo import agents, gdpo
 from corrente.algo.grouped import GroupedAlgorithm
 from corrente.algo.losses import PolicyObjective
-from corrente.config import Algo, Filter, Reward, RunConfig
+from corrente.config import Algo, Filter, GdpoAdvantage, GrpoAdvantage, GrpoObjective, Reward, RunConfig
 from corrente.controller.eval_metrics import eval_metrics
 from corrente.controller.step_metrics import ScoreStats
 from corrente.data.types import Episode, Group, StepScore, Turn
@@ -47,7 +47,9 @@ def _group(*episodes: Episode) -> Group:
 
 
 def _algorithm(algo: Algo | None = None, **of_filter: Any) -> GroupedAlgorithm:
-    return GroupedAlgorithm(RunConfig(algo=algo or Algo(scale_rewards="none"), filter=Filter(**of_filter)))
+    return GroupedAlgorithm(
+        RunConfig(algo=algo or Algo(advantage=GrpoAdvantage(scale_rewards="none")), filter=Filter(**of_filter))
+    )
 
 
 def test_each_agent_is_compared_with_its_own_part():
@@ -73,7 +75,7 @@ def test_what_the_episode_earned_is_added_to_every_agents_own():
 def test_an_agent_without_a_reward_is_context_and_not_trained():
     """Also where rows without advantage are kept, as with a KL."""
     group = _group(_game(1.0, None), _game(3.0, None))
-    algorithm = _algorithm(Algo(scale_rewards="none", beta=0.1))
+    algorithm = _algorithm(Algo(advantage=GrpoAdvantage(scale_rewards="none"), beta=0.1))
     batch = algorithm.batch([group], step=0, version=0, oldest_trainable=[None])
     assert [list(row.tokens) for row in batch.rows] == [[1, 2, 10, 11, 4, 12]] * 2
     assert algorithm.trainable(group) == ""
@@ -99,7 +101,7 @@ def test_each_agent_counts_as_one_sequence_however_much_it_said(denominator: Any
         turns=(_given(-1, 1), _said(GIVER, 0, 10, 11), _given(-1, 3), _said(GUESSER, 2, 20), *_anew(5, 12)),
         agent_rewards={GIVER: 3.0, GUESSER: 6.0},
     )
-    algo = Algo(loss="grpo", scale_rewards="none", denominator=denominator)
+    algo = Algo(objective=GrpoObjective(), advantage=GrpoAdvantage(scale_rewards="none"), denominator=denominator)
     batch = _algorithm(algo).batch([_group(_game(1.0, 0.0), forked)], step=0, version=0, oldest_trainable=[None])
     weights = PolicyObjective(RunConfig(algo=algo)).row_weights(batch)
     counts = {
@@ -136,7 +138,7 @@ def test_equal_sums_of_unequal_rewards_are_not_flat():
 def test_rewards_of_turns_are_compared_with_the_same_turn_of_the_same_agent():
     steps = (StepScore(1, 0, 2, 1.0), StepScore(3, 0, 1, 7.0), StepScore(5, 0, 1, 2.0))
     group = _group(_game(0.0, 0.0, step_scores=steps), _game(0.0, 0.0, step_scores=(StepScore(5, 0, 1, 0.0),)))
-    got = _algorithm(Algo(scale_rewards="none", credit="turn")).advantages([group.episodes])[0]
+    got = _algorithm(Algo(advantage=GrpoAdvantage(scale_rewards="none"), credit="turn")).advantages([group.episodes])[0]
     # turn 1 and 3: no other episode scored there, so no baseline. Turn 5: 2 against 0.
     assert [list(a) for a in got] == [[0, 0, 0, 2], [0, 0, 0, -2]]
 
@@ -162,7 +164,7 @@ def test_what_agents_earn_themselves_is_one_more_score_to_be_scaled():
     """With gdpo. The giver earned (1, 3) itself, the guesser nothing; a function of weight 2 said (5, 4) of the whole game."""
     first, second = _game(1.0, None, scores={"f": 5.0}, reward=10.0), _game(3.0, None, scores={"f": 4.0}, reward=8.0)
     algorithm = GroupedAlgorithm(
-        RunConfig(algo=Algo(advantage="gdpo"), reward=Reward(functions=("f",), weights=(2.0,)))
+        RunConfig(algo=Algo(advantage=GdpoAdvantage()), reward=Reward(functions=("f",), weights=(2.0,)))
     )
     got = algorithm.advantages([(first, second)])[0]
     (giver,) = gdpo.gdpo([np.array([[5.0, 1.0], [4.0, 3.0]])], weights=[2.0, 1.0], tolerance=1e-6)
@@ -176,7 +178,7 @@ def test_what_agents_earn_themselves_is_one_more_score_to_be_scaled():
 def test_silent_agent_has_no_score_either():
     silent = samples.episode(index=2, turns=[_given(-1, 1), _said(GIVER, 0, 10)], scores={"f": 9.0})
     games = (_game(1.0, 0.0, scores={"f": 1.0}), _game(1.0, 0.0, scores={"f": 2.0}))
-    algorithm = GroupedAlgorithm(RunConfig(algo=Algo(advantage="gdpo"), reward=Reward(functions=("f",))))
+    algorithm = GroupedAlgorithm(RunConfig(algo=Algo(advantage=GdpoAdvantage()), reward=Reward(functions=("f",))))
     with_it, without = (algorithm.advantages([group])[0] for group in ((*games, silent), games))
     assert [due[2] for due in with_it[:2]] == [due[2] for due in without]
 

@@ -13,7 +13,7 @@ from corrente.algo import checks, corrections, entropy, kl, ratio
 from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
 from corrente.algo.rows import TrainingRows
-from corrente.config import Algo, RunConfig, Staleness
+from corrente.config import Algo, GrpoObjective, ReinforceObjective, RunConfig, Staleness
 from corrente.errors import ConfigError
 
 
@@ -175,7 +175,9 @@ def test_auto_takes_the_recomputed_policy_with_a_weight():
 
 
 def test_truncated_reinforce_by_hand():
-    objective = PolicyObjective(RunConfig(algo=Algo(loss="reinforce"), staleness=Staleness(correct="tis")))
+    objective = PolicyObjective(
+        RunConfig(algo=Algo(objective=ReinforceObjective()), staleness=Staleness(correct="tis"))
+    )
     logprobs = _f(math.log(0.8), math.log(0.2)).requires_grad_()
     loss = objective(
         Trained(
@@ -224,7 +226,7 @@ def test_effective_denominator_counts_kept_tokens_of_the_step():
 def test_effective_denominator_of_sequence_means():
     """Two rows of 1/2 each. The first is averaged over the two tokens it keeps; a row that keeps none is no row."""
     objective = PolicyObjective(
-        RunConfig(algo=Algo(loss="grpo", denominator="effective"), staleness=Staleness(correct="mis"))
+        RunConfig(algo=Algo(objective=GrpoObjective(), denominator="effective"), staleness=Staleness(correct="mis"))
     )
     weights = [[1 / 6] * 3, [1 / 2]]
     for second, want in ((0.5, [[1 / 4, 0, 1 / 4], [1 / 2]]), (9.0, [[1 / 2, 0, 1 / 2], [0]])):
@@ -236,7 +238,7 @@ def test_effective_denominator_of_sequence_means():
 
 def test_effective_denominator_of_sequence_sums_counts_sequences():
     """Two sequences of 1/2 a token each. A token left out leaves its sequence in the count; a sequence of nothing leaves it."""
-    algo = Algo(loss="reinforce", aggregation="sequence_sum", denominator="effective")
+    algo = Algo(objective=ReinforceObjective(), aggregation="sequence_sum", denominator="effective")
     objective = PolicyObjective(RunConfig(algo=algo, staleness=Staleness(correct="mis")))
     for second, want in ((0.5, [[1 / 2, 0, 1 / 2], [1 / 2]]), (9.0, [[1, 0, 1], [0]])):
         parts = _parts([[1.0, 4.0, 1.0], [second]], [[1 / 2] * 3, [1 / 2]])
@@ -248,7 +250,7 @@ def test_effective_denominator_of_sequence_sums_counts_sequences():
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum"])
 def test_rule_that_rejects_nothing_changes_no_weight(aggregation: Any):
     lengths = (100, 300)
-    algo = Algo(loss="reinforce", aggregation=aggregation, denominator="effective")
+    algo = Algo(objective=ReinforceObjective(), aggregation=aggregation, denominator="effective")
     objective = PolicyObjective(RunConfig(algo=algo, staleness=Staleness(correct="mis")))
     of_row = {"token": (1 / 400, 1 / 400), "sequence": (1 / 200, 1 / 600), "sequence_sum": (1 / 2, 1 / 2)}[aggregation]
     parts = _parts([[1.0] * n for n in lengths], [[w] * n for n, w in zip(lengths, of_row, strict=True)])
@@ -285,7 +287,7 @@ def test_high_entropy_tokens_are_those_of_the_whole_step():
 
 def test_entropy_bonus_is_a_mean_whatever_the_aggregation():
     for loss in ("dapo", "grpo", "dr_grpo"):
-        objective = PolicyObjective(RunConfig(algo=Algo(loss=loss, entropy_coef=0.3)))  # pyright: ignore
+        objective = PolicyObjective(_config({"objective": {"kind": loss}, "entropy_coef": 0.3}))
         entropies = _f(1.0, 2.0).requires_grad_()
         found = objective(
             Trained(
@@ -356,18 +358,30 @@ def test_divergence_in_the_reward_is_charged_to_what_led_to_it():
 @pytest.mark.parametrize(
     ("algo", "staleness", "words"),
     [
-        ({"loss": "gspo"}, {}, ("algo.epsilon = 0.2", "3e-4")),
-        ({"importance_sampling_level": "sequence", "loss": "gmpo"}, {}, ("algo.importance_sampling_level", '"token"')),
-        ({"loss": "luspo"}, {}, ("algo.importance_sampling_level", '"sequence"')),
-        ({"loss": "cispo"}, {}, ("algo.epsilon_high = 0.28", "at least 1")),
-        ({"loss": "dr_grpo", "denominator": "effective"}, {}, ("algo.denominator", "fixed")),
-        ({"loss": "bnpo", "aggregation": "fixed"}, {}, ("algo.denominator", "fixed")),
-        ({"advantage": "rloo", "scale_rewards": "batch"}, {}, ("algo.scale_rewards", "rloo")),
+        ({"objective": {"kind": "gspo", "epsilon": 0.2}}, {}, ("algo.objective.epsilon = 0.2", "3e-4")),
+        (
+            {"objective": {"importance_sampling_level": "sequence"}},
+            {},
+            ("algo.objective.epsilon = 0.2", "of a sequence", "3e-4"),
+        ),
+        (
+            {"objective": {"kind": "gmpo", "importance_sampling_level": "sequence"}},
+            {},
+            ("algo.objective.importance_sampling_level", 'not a key of algo.objective.kind = "gmpo"'),
+        ),
+        (
+            {"objective": {"kind": "cispo", "epsilon_high": 0.28}},
+            {},
+            ("algo.objective.epsilon_high = 0.28", "at least 1"),
+        ),
+        ({"objective": {"kind": "dr_grpo"}, "denominator": "effective"}, {}, ("algo.denominator", "fixed")),
+        ({"objective": {"kind": "bnpo"}, "aggregation": "fixed"}, {}, ("algo.denominator", "fixed")),
+        ({"advantage": {"kind": "rloo", "scale_rewards": "batch"}}, {}, ("algo.advantage.scale_rewards", "rloo")),
         ({"overlong_tokens": 64}, {}, ("algo.overlong_tokens = 64", "sampling.max_tokens = 64")),
-        ({"advantage": "gdpo", "length_penalty": 0.5}, {}, ("algo.length_penalty = 0.5", "gdpo")),
-        ({"advantage": "maxrl", "overlong_tokens": 4}, {}, ("algo.overlong_tokens = 4", "maxrl")),
+        ({"advantage": {"kind": "gdpo"}, "length_penalty": 0.5}, {}, ("algo.length_penalty = 0.5", "gdpo")),
+        ({"advantage": {"kind": "maxrl"}, "overlong_tokens": 4}, {}, ("algo.overlong_tokens = 4", "maxrl")),
         ({"proximal": "behaviour"}, {"correct": "tis"}, ("staleness.correct", "algo.proximal")),
-        ({"loss": "reinforce", "proximal": "recompute"}, {}, ("algo.proximal", "reinforce")),
+        ({"objective": {"kind": "reinforce"}, "proximal": "recompute"}, {}, ("algo.proximal", "reinforce")),
         ({"beta": 0.1, "kl": "k1"}, {}, ("algo.kl", "reward")),
         ({"kl_in": "reward"}, {}, ("algo.kl_in", "algo.beta")),
         ({"beta": 0.1, "kl_in": "reward", "use_bias_correction_kl": True}, {}, ("algo.use_bias_correction_kl", "loss")),
@@ -377,8 +391,8 @@ def test_divergence_in_the_reward_is_charged_to_what_led_to_it():
         ({}, {"correct": "icepop"}, ("staleness.correct_floor = 0", "0.5")),
         ({}, {"correct": "tis", "correct_floor": 1.5}, ("staleness.correct_floor = 1.5", "at most 1")),
         ({}, {"correct": "mis", "correct_floor": 0.5}, ("staleness.correct_floor = 0.5", "icepop")),
-        ({"tau": 0.2}, {}, ("algo.tau = 0.2", "kimi_k15")),
-        ({"loss": "ipo", "epsilon": 0.1}, {}, ("algo.epsilon = 0.1", "does not use it")),
+        ({"objective": {"tau": 0.2}}, {}, ("algo.objective.tau", "kimi_k15")),
+        ({"objective": {"kind": "ipo", "epsilon": 0.1}}, {}, ("algo.objective.epsilon", "not a key of")),
         ({"overlong_penalty": 2.0}, {}, ("algo.overlong_penalty", "algo.overlong_tokens")),
         ({}, {"correct_cap": 5.0}, ("staleness.correct_cap = 5.0", "none")),
         ({}, {"band_high": 5.0}, ("staleness.band_high = 5", "none")),
@@ -387,7 +401,7 @@ def test_divergence_in_the_reward_is_charged_to_what_led_to_it():
 )
 def test_nonsense_is_refused_in_one_line(algo, staleness, words):
     with pytest.raises(ConfigError) as refused:
-        checks.check(RunConfig(algo=Algo(**algo), staleness=Staleness(**staleness)))
+        checks.check(_config(algo, staleness))
     message = str(refused.value)
     assert "\n" not in message
     for word in words:
@@ -398,13 +412,14 @@ def test_nonsense_is_refused_in_one_line(algo, staleness, words):
     ("algo", "staleness"),
     [
         ({}, {}),
-        ({"loss": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4}, {}),
-        ({"loss": "cispo", "epsilon_high": 5.0}, {}),
-        ({"loss": "reinforce"}, {"correct": "tis", "correct_cap": 5.0}),
-        ({"loss": "kimi_k2", "tau": 1.0}, {"veto": 1e-4, "decay": 0.9}),
+        ({"objective": {"kind": "gspo"}}, {}),
+        ({"objective": {"kind": "cispo"}}, {}),
+        ({"objective": {"kind": "luspo"}}, {}),
+        ({"objective": {"kind": "reinforce"}}, {"correct": "tis", "correct_cap": 5.0}),
+        ({"objective": {"kind": "kimi_k2", "tau": 1.0}}, {"veto": 1e-4, "decay": 0.9}),
         ({"proximal": "interpolate"}, {"correct": "icepop", "correct_floor": 0.5, "correct_cap": 5.0, "band": "k3"}),
-        ({"loss": "bnpo"}, {"correct": "mis", "normalise": True}),
+        ({"objective": {"kind": "bnpo"}}, {"correct": "mis", "normalise": True}),
     ],
 )
 def test_what_makes_sense_is_accepted(algo, staleness):
-    checks.check(RunConfig(algo=Algo(**algo), staleness=Staleness(**staleness)))
+    checks.check(_config(algo, staleness))

@@ -93,7 +93,7 @@ def _plain_gradient(
 def test_gradient_is_the_same_for_every_split(name, aggregation, build_model, build_batch, plain_logprobs):
     """Folded or padded, in one micro-batch, a few, or one per row: equal to a plain loop, in float64."""
     model, batch = build_model(name), build_batch(5, 3)
-    objective = PolicyObjective(RunConfig(algo=c.Algo(loss=aggregation)))
+    objective = PolicyObjective(RunConfig(algo=parse_config({"algo": {"objective": {"kind": aggregation}}}).algo))
     want = _plain_gradient(model, batch, objective, plain_logprobs)
     counts = set()
     for folds in (True, False):
@@ -294,7 +294,9 @@ def test_end_of_sequence_is_trained_also_when_it_is_the_padding_token(model_dir,
         )
         for ids, mask, sign in zip(tokens, masks, (1.0, -1.0), strict=True)
     )
-    core = TorchLearner(_config(model_dir(), algo=c.Algo(epsilon=0.99, epsilon_high=50.0, delta=None)))
+    core = TorchLearner(
+        _config(model_dir(), algo=c.Algo(objective=c.DapoObjective(epsilon=0.99, epsilon_high=50.0, delta=None)))
+    )
     for folds in (True, False):
         core.policy.traits = core.policy.traits._replace(prefix_tree=folds)
         ids = torch.from_numpy(tokens[0]).long()[None]

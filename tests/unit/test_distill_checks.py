@@ -60,7 +60,7 @@ REINFORCE = {"loss": "reinforce"}
         (
             parse(TEACHER, distill={"loss": "k2"}, algo=REINFORCE),
             parse(TEACHER, distill={"loss": "k3"}, algo=REINFORCE),
-            'and algo.loss = "reinforce" has none',
+            'algo.objective.kind = "reinforce" has none',
         ),
         (
             parse(TEACHER, distill={}, sampling={"top_k": 5}),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from corrente.algo.graph import paths, rows
 from corrente.algo.losses import PolicyObjective
-from corrente.config import Algo, RunConfig
+from corrente.config import Algo, GrpoObjective, RunConfig
 from corrente.data.routing import Routing
 from corrente.data.support import Support
 from corrente.data.types import TeacherLogprobs, Turn
@@ -62,7 +62,7 @@ def test_rows_of_one_episode_count_as_one_sequence():
     assert [row.share for row in forked] == [0.75, 0.25]
     assert whole.share == 1
     for denominator in ("fixed", "effective"):
-        algo = Algo(loss="grpo", aggregation="sequence", denominator=denominator)
+        algo = Algo(objective=GrpoObjective(), aggregation="sequence", denominator=denominator)
         objective = PolicyObjective(RunConfig(algo=algo))
         batch = samples.batch(rows=(*forked, whole), sequences=2, tokens=8)
         assert objective.row_weights(batch) == pytest.approx([1 / 8] * 3)

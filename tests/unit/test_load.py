@@ -78,10 +78,11 @@ def test_last_override_of_a_key_wins(tmp_path: Path):
 
 def test_none_switches_an_optional_key_off(tmp_path: Path):
     config = _load(
-        tmp_path, '[algo]\ndelta = "none"\nepsilon_high = "none"\n[staleness]\nreject = 3', "staleness.reject=none"
+        tmp_path,
+        '[algo.objective]\ndelta = "none"\nepsilon_high = "none"\n[staleness]\nreject = 3',
+        "staleness.reject=none",
     )
-    assert config.algo.delta is None
-    assert config.algo.epsilon_high is None
+    assert config.algo.objective == c.DapoObjective(delta=None, epsilon_high=None)
     assert config.staleness.reject is None
 
 
@@ -132,8 +133,8 @@ def test_key_that_looks_like_nothing_lists_what_there_is(tmp_path: Path):
         ("learner.lr=fast", ('learner.lr = "fast"', "a number above 0")),
         ("limits.failure_fraction=1.5", ("limits.failure_fraction = 1.5", "at least 0 and at most 1")),
         ("prompts.held_out=1.0", ("prompts.held_out = 1.0", "above 0 and below 1")),
-        ("algo.loss=ppo", ('algo.loss = "ppo"', '"dapo", "grpo", "bnpo", "dr_grpo"')),
-        ("algo.delta=0.5", ("algo.delta = 0.5", 'a number above 1 or "none"')),
+        ("algo.objective.kind=ppo", ('algo.objective.kind = "ppo"', '"dapo", "grpo", "bnpo", "dr_grpo"')),
+        ("algo.objective.delta=0.5", ("algo.objective.delta = 0.5", 'a number above 1 or "none"')),
         ("staleness.reject=soon", ('staleness.reject = "soon"', 'an integer of at least 0 or "none"')),
         ("reward.functions=exact_line", ('reward.functions = "exact_line"', "a list, each a text")),
         ("learner.betas=[0.9]", ("learner.betas = [0.9]", "a list of 2, each a number")),
@@ -243,7 +244,7 @@ def test_dump_loads_to_the_same_config(tmp_path: Path):
         "",
         *(
             "run.steps=6",
-            "algo.delta=none",
+            "algo.objective.delta=none",
             "staleness.reject=2",
             "learner.lr=1e-5",
             'sampling.stop=["\\n", "\\"x\\\\"]',

@@ -80,8 +80,7 @@ class EmbeddedCore:
         self._end_ids = models.end_ids(model, config)
         self._decode = load_decoder(model)
         self._cache = KVCache(max_rows=max_sequences, max_slots=self._context)
-        self._buffers = Buffers(Layout(()))
-        self._paused = False
+        self.buffers, self._paused = Buffers(Layout(())), False
         self._newest: EmbeddedWeights | None = None
         self._bound: EmbeddedWeights | None = None
         self._waiting: deque[LiveSequence] = deque()
@@ -131,12 +130,7 @@ class EmbeddedCore:
 
     def attach(self, buffers: Sequence[torch.Tensor]) -> None:
         """Take one or two uint8 buffers of ``layout().nbytes`` each, which somebody else fills."""
-        self._buffers = Buffers(self.layout(), buffers)
-
-    @property
-    def slots(self) -> int:
-        """Weight buffers that were attached."""
-        return len(self._buffers)
+        self.buffers = Buffers(self.layout(), buffers)
 
     def pause(self) -> None:
         """Sample nothing until the next ``apply``: the only buffer is about to be written to. Live sequences stay as they are."""
@@ -157,7 +151,7 @@ class EmbeddedCore:
         SyncError when there is no such buffer, when sequences sample from another version in it, or when rebuilding keys and
         values fails; the old weights are then in use as before. A paused engine goes on; after an error it stays paused.
         """
-        tensors, before = self._buffers[update.slot], None if self._paused else self._newest
+        tensors, before = self.buffers[update.slot], None if self._paused else self._newest
         if self._paused and mode == "snapshot":
             raise SyncError('mode "snapshot" keeps the old weights for live sequences, and they were overwritten')
         for used in (segment.weights for segment in self._rows.segments):
