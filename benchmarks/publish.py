@@ -5,9 +5,12 @@
 Part 1, one process with a worker's environment, nothing else running: writing all weights into the spare slot in the engine's
 layout, against torch.copy_ and numpy.copyto (the C library's memcpy) of as many bytes between buffers whose pages exist, all
 with the same number of threads, alternating. The figure is the median of the ratios within a round. Part 2, the real runtime,
-once for each transport: the learner takes a step, and its weights are published while the engine decodes; what is told is the
-stage as a whole (from packing until the engine has checked what it has), and the pause the engine measures around the flip.
-"+delta" ships what changed, "+bf16" runs the engine in bfloat16.
+once for each transport: the learner takes a step, and its weights are published while the engine decodes. Publishes alternate
+between two orders. In one the learner waits until every engine has the version, as it would without a delivery of its own
+(waited_s). In the other it waits for the export alone (export_s) and takes its next step while the version is delivered and
+flipped to: what that step takes beside a delivery (step_beside_s) stands against what it takes alone (step_alone_s), for the two
+share the machine. The pause is what the engine measures around the flip. "+delta" ships what changed, "+bf16" runs the engine in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -51,9 +54,9 @@ def copies(model: Path, *, threads: int, repeats: int) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
 
     from corrente.engine.embedded.core import EmbeddedCore
-    from corrente.runtime.cores import attach
     from corrente.sync import pack
     from corrente.sync.shared_memory import SharedMemory
+    from corrente.sync.weight_slots import map_slots
 
     torch.set_num_threads(threads)
     layout = EmbeddedCore(model=model).layout()
@@ -61,7 +64,7 @@ def copies(model: Path, *, threads: int, repeats: int) -> dict[str, float]:
     params = {name: tensor.clone() for name, tensor in loaded.items()}
     memory = SharedMemory()
     memory.reserve(layout.nbytes)
-    slots = attach(layout, fd=memory.fd)
+    slots = map_slots(layout, fd=memory.fd)
     memory.close()
     source, target = (torch.ones(layout.nbytes, dtype=torch.uint8) for _ in range(2))
     rounds = []
@@ -119,8 +122,11 @@ async def batch(workers: Workers, step: int, *, length: int = 24) -> Batch:
 
 
 async def publishes(config: c.RunConfig, *, repeats: int, sequences: int) -> dict[str, float]:
-    """Publishes through the runtime while ``sequences`` are being decoded."""
+    """Publishes through the runtime while ``sequences`` are being decoded, ``repeats`` in each order."""
     found: list[dict[str, float]] = []
+    alone_s: list[float] = []
+    beside_s: list[float] = []
+    waited_s: list[float] = []
     async with ProcsRuntime().open(config) as workers:
 
         async def decode(number: int) -> None:
@@ -128,28 +134,54 @@ async def publishes(config: c.RunConfig, *, repeats: int, sequences: int) -> dic
             sampling = Sampling(max_tokens=10**6)
             await workers.engine.generate(Request(id=str(number), tokens=tokens, sampling=sampling, seed=number))
 
+        async def step(version: int, took_s: list[float]) -> None:
+            given = await batch(workers, version)
+            start = time.perf_counter()
+            await workers.learner.step(given)
+            took_s.append(time.perf_counter() - start)
+
+        async def bring(version: int) -> None:
+            await workers.sync.flip(await workers.sync.deliver(version), "swap")
+
         async with anyio.create_task_group() as group:
-            for version in range(repeats + 1):
-                if version:
-                    await workers.learner.step(await batch(workers, version))
+            await workers.sync.flip(await stage(workers.sync, 0), "swap")
+            first = dict(workers.sync.stats())
+            for number in range(sequences):
+                group.start_soon(decode, number)
+            await step(1, [])
+            for version in range(1, 2 * repeats + 1, 2):
+                start = time.perf_counter()
                 update = await stage(workers.sync, version)
+                waited_s.append(time.perf_counter() - start)
                 await workers.sync.flip(update, "swap")
+                await step(version + 1, alone_s)
+                await workers.sync.export(version + 1)
+                given = await batch(workers, version + 2)
+                async with anyio.create_task_group() as both:
+                    both.start_soon(bring, version + 1)
+                    start = time.perf_counter()
+                    await workers.learner.step(given)
+                    beside_s.append(time.perf_counter() - start)
                 found.append(dict(workers.sync.stats()))
-                if version == 0:
-                    for number in range(sequences):
-                        group.start_soon(decode, number)
-                await workers.engine.stats()
             decoded = (await workers.engine.stats()).decode_tokens
             group.cancel_scope.cancel()
-    first, rest = found[0], found[1:]
+    export_s = statistics.median(f["publish/export_s"] for f in found)
     return {
-        "bytes": statistics.median(f["publish/bytes"] for f in rest),
-        "stage_s": statistics.median(f["publish/stage_s"] for f in rest),
-        "copy_s": statistics.median(f["publish/copy_s"] for f in rest),
-        "gb_s": statistics.median(f["publish/bandwidth_gb_s"] for f in rest),
+        "bytes": statistics.median(f["publish/bytes"] for f in found),
+        "waited_s": statistics.median(waited_s),
+        "export_s": export_s,
+        "waited_over_export": statistics.median(
+            waited / f["publish/export_s"] for waited, f in zip(waited_s, found, strict=True)
+        ),
+        "copy_s": statistics.median(f["publish/copy_s"] for f in found),
+        "deliver_s": statistics.median(f["publish/deliver_s"] for f in found),
+        "stage_s": statistics.median(f["publish/stage_s"] for f in found),
+        "step_alone_s": statistics.median(alone_s),
+        "step_beside_s": statistics.median(beside_s),
+        "gb_s": statistics.median(f["publish/bandwidth_gb_s"] for f in found),
         "first_pause_ms": first["publish/pause_ms"],
-        "pause_ms_median": statistics.median(f["publish/pause_ms"] for f in rest),
-        "pause_ms_max": max(f["publish/pause_ms"] for f in rest),
+        "pause_ms_median": statistics.median(f["publish/pause_ms"] for f in found),
+        "pause_ms_max": max(f["publish/pause_ms"] for f in found),
         "tokens_decoded_meanwhile": float(decoded),
     }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import anyio
 import numpy as np
 import pytest
+from corrente.engine.embedded.driver import EmbeddedEngine
 from tests.numerics.engine_tiny import Served, tiny
 
 from corrente.data.types import ApplyMode, Completion, Request, Sampling
 from corrente.engine.embedded.core import EmbeddedCore
-from corrente.engine.embedded.driver import EmbeddedEngine
 from corrente.errors import GenerationError, SyncError
 from corrente.sync import pack
 from corrente.sync.base import Update, stage

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from corrente.config import Checkpoint, Filter, Limits, RunConfig
+from corrente.config import Cancel, Checkpoint, Filter, Limits, RunConfig
 from corrente.controller.snapshot import Snapshot
 from corrente.data.types import Request
 from corrente.errors import NothingToLearnError
@@ -87,7 +87,7 @@ def check(config: RunConfig, parts: Sequence[Simulation], *, rows: int | None = 
     assert allowed is None or max((entry.age for entry in entries), default=0) <= allowed
     if rows is not None:
         assert sum(counts.values()) == rows
-        assert counts["cancelled"] == 0
+        assert counts["cancelled"] == 0 or isinstance(config.inflight, Cancel)  # which gives up what a flip finds
     assert parts[-1].learner.state == len(set(steps))
 
 

@@ -13,9 +13,9 @@ class _Sync(Kind, frozen=True, kw_only=True):
     every: Positive = 1
     """Optimizer steps per published version."""
     retries: Natural = 3
-    """Attempts after a failed publish before the run ends."""
+    """Attempts after a failed export, delivery or flip before the run ends."""
     deadline_s: Seconds = 300.0
-    """Of one transfer; past it the publish has failed and is tried again."""
+    """Of one export, or of one delivery; past it that has failed and is tried again."""
 
 
 class _Moved(_Sync, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Shm(_Sync, frozen=True, kw_only=True, tag="shm"):
 
 
 class Disk(_Moved, frozen=True, kw_only=True, tag="disk"):
-    """Through a folder that both sides see: safetensors, staged aside, with a commit marker."""
+    """Through a folder that both sides see: safetensors, written aside, with a commit marker."""
 
     path: str = ""
     """The folder; empty: "weights" in the run folder."""
@@ -57,7 +57,7 @@ class Collective(_Sync, frozen=True, kw_only=True, tag="collective"):
     backend: Literal["gloo", "nccl"] = "gloo"
     """gloo: through host memory, everywhere. nccl: between GPUs, where learner and engines keep their weights on one."""
     bucket_mb: Positive = 64
-    """MiB broadcast at once; two buckets are in the air."""
+    """MiB broadcast at once; two buckets are in flight."""
     host: str = "127.0.0.1"
     """Address of the learner where engines meet it."""
 
@@ -66,7 +66,7 @@ class VllmNccl(_Sync, frozen=True, kw_only=True, tag="vllm_nccl"):
     """vLLM's own NCCL engine, packed: its code receives, and requests wait while the weights cross."""
 
     bucket_mb: Positive = 1024
-    """MiB packed into one broadcast; two are in the air."""
+    """MiB packed into one broadcast; two are in flight."""
     host: str = "127.0.0.1"
     """Address of the learner where servers meet it."""
 

@@ -133,7 +133,7 @@ class EmbeddedEngine:
     def _is_slot_in_use(self, slot: int) -> bool:
         """True while live sequences sample from ``slot``; SyncError when the next request would. An only slot is free at once:
         the core samples nothing until it is given other weights."""
-        if self.core.slots == 1:
+        if len(self.core.buffers) == 1:
             self.core.pause()
             return False
         newest = self.core.newest_update

@@ -73,14 +73,14 @@ class EmbeddedCore:
         config = models.read_model_config(model, trust_remote_code=trust_remote_code)
         self._dtype, self._device = models.resolve_dtype(dtype, device), torch.device(device)
         self._max_sequences = max_sequences
-        self._max_context = models.context_limit(config, max_context)
+        self.max_context = models.context_limit(config, max_context)
         self._vocabulary: int = config.vocab_size
         self._model = models.build_model_runner(
             config,
             path=path,
             dtype=self._dtype,
             device=self._device,
-            context=self._max_context,
+            context=self.max_context,
             source=model,
             adapters=adapters,
             keep_routing=keep_routing,
@@ -88,9 +88,8 @@ class EmbeddedCore:
         )
         self._end_ids = models.end_token_ids(model, config)
         self._decode = load_decoder(model, trust_remote_code=trust_remote_code)
-        self._cache = KVCache(max_rows=max_sequences, max_slots=self._max_context)
-        self._buffers = WeightBuffers(Layout(()))
-        self._paused = False
+        self._cache = KVCache(max_rows=max_sequences, max_slots=self.max_context)
+        self.buffers, self._paused = WeightBuffers(Layout(())), False
         self._newest: EmbeddedWeights | None = None
         self._bound: EmbeddedWeights | None = None
         self._waiting: deque[LiveSequence] = deque()
@@ -103,7 +102,7 @@ class EmbeddedCore:
 
     @property
     def idle(self) -> bool:
-        """True to do: no request waits or runs, or none may while paused, and no outcome waits to be fetched by ``step``."""
+        """True when there is nothing to do: no request waits or runs, or none may while paused, and ``step`` has no outcome left."""
         return not (self._done or ((len(self._rows) or self._waiting) and not self._paused))
 
     @property
@@ -115,11 +114,6 @@ class EmbeddedCore:
     def device(self) -> str:
         """The torch device that computes; the weight buffers must be on it."""
         return str(self._device)
-
-    @property
-    def max_context(self) -> int:
-        """The largest number of tokens of prompt and completion together."""
-        return self._max_context
 
     def stats(self) -> EngineStats:
         """Counters so far; version -1 means that no weights have arrived yet."""
@@ -138,12 +132,7 @@ class EmbeddedCore:
 
     def attach_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
         """Take one or two uint8 buffers of ``layout().nbytes`` each, which somebody else fills."""
-        self._buffers = WeightBuffers(self.layout(), buffers)
-
-    @property
-    def slots(self) -> int:
-        """Weight buffers that were attached."""
-        return len(self._buffers)
+        self.buffers = WeightBuffers(self.layout(), buffers)
 
     def pause(self) -> None:
         """Sample nothing until the next ``apply``: the only buffer is about to be written to. Live sequences stay as they are."""
@@ -164,7 +153,7 @@ class EmbeddedCore:
         SyncError when there is no such buffer, when sequences sample from another version in it, or when rebuilding keys and
         values fails; the old weights are then in use as before. A paused engine goes on; after an error it stays paused.
         """
-        tensors, before = self._buffers[update.slot], None if self._paused else self._newest
+        tensors, before = self.buffers[update.slot], None if self._paused else self._newest
         if self._paused and mode == "snapshot":
             raise SyncError('mode "snapshot" keeps the old weights for live sequences, and they were overwritten')
         for used in (segment.weights for segment in self._rows.segments):
@@ -207,10 +196,10 @@ class EmbeddedCore:
         """Queue a request; GenerationError when it cannot be served."""
         self._check_request(request)
         left = request.sampling.max_tokens - request.written
-        room = self._max_context - len(request.tokens)
+        room = self.max_context - len(request.tokens)
         if left > 0 and room <= 0:
             raise GenerationError(
-                f"request {request.id}: {len(request.tokens)} tokens leave no room in {self._max_context}"
+                f"request {request.id}: {len(request.tokens)} tokens leave no room in {self.max_context}"
             )
         live = LiveSequence(
             request,
@@ -269,11 +258,11 @@ class EmbeddedCore:
             raise GenerationError("score: the engine holds no weights yet")
         if self._paused:
             raise GenerationError("score: the engine's weights are being written")
-        if len(tokens) > self._max_context or (
+        if len(tokens) > self.max_context or (
             len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary
         ):
             raise GenerationError(
-                f"score: at most {self._max_context} token ids in [0, {self._vocabulary}) are allowed"
+                f"score: at most {self.max_context} token ids in [0, {self._vocabulary}) are allowed"
             )
         if not 0 <= top <= self._vocabulary:
             raise GenerationError(f"score: top is {top}; 0 to {self._vocabulary} are allowed")
