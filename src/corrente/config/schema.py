@@ -1,4 +1,4 @@
-"""What a config may say, read off config.py: sections, kinds, keys, and each key's allowed values in words.
+"""The schema of a config, read off the classes of ``config``: sections, kinds, keys, and each key's allowed values in words.
 
 The loader, the error messages and the reference page all come from here, so they cannot disagree with the config classes.
 Does not read files and holds no default of its own.
@@ -18,7 +18,7 @@ import msgspec
 from corrente.config import RunConfig
 
 NONE = "none"
-"""How a TOML file says that an optional key is off (TOML has no null)."""
+"""Switches an optional key off in a TOML file, which has no null."""
 
 ELSEWHERE = {
     "batch_size": "run.prompts_per_step",
@@ -111,11 +111,12 @@ def tables(hint: Any) -> dict[str, type[msgspec.Struct]]:
 
 
 def optional(hint: Any) -> bool:
-    """Whether the key may be switched off with "none"."""
+    """True when the key may be switched off with "none"."""
     return type(None) in _members(hint)
 
 
 def is_text(hint: Any) -> bool:
+    """True when the key is a text."""
     return hint is str
 
 
