@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 import numpy as np
 import pytest
-from corrente.engine.embedded.driver import EmbeddedEngine
 from tests.numerics.engine_tiny import Served, tiny
 
 from corrente.data.types import ApplyMode, Completion, Request, Sampling
+from corrente.engine.embedded.async_engine import EmbeddedEngine
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.errors import GenerationError, SyncError
 from corrente.sync import pack

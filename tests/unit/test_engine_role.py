@@ -63,8 +63,8 @@ def desks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Des
 def _offer(learner: Desk, version: int, slot: int) -> DiskOffer:
     learner.get(wire.Export(version=version, slot=slot), float)
     answer = _offered(learner, version, slot)
-    assert isinstance(answer, wire.Reply)
-    offer = wire.decode(answer.value, DiskOffer)
+    assert isinstance(answer, rpc.RpcReply)
+    offer = decode(answer.value, DiskOffer)
     assert isinstance(offer, DiskOffer)
     return offer
 
@@ -73,7 +73,7 @@ def _offered(learner: Desk, version: int, slot: int) -> wire.Answer:
     """The answer to an offer, which is made in a thread beside those that ``handle`` is called in."""
     learner.number += 1
     request = wire.OfferWeights(request=OfferRequest(version=version, slot=slot))
-    assert learner.role.start_beside(wire.Rpc(learner.number, request))
+    assert learner.role.start_concurrently(rpc.RpcCall(learner.number, request))
     answer = learner.heard()
     assert answer.id == learner.number
     return answer
@@ -175,7 +175,7 @@ def test_decoding_goes_on_while_a_fetch_waits_and_a_cancelled_fetch_ends(desks: 
 def test_learner_that_cannot_send_says_so_and_goes_on(desks: tuple[Desk, Desk]):
     _, learner = desks
     answer = _offered(learner, 5, 0)
-    assert isinstance(answer, wire.Failed)
+    assert isinstance(answer, rpc.RpcFailure)
     assert answer.error == "SyncError"
     assert "version 5 is not kept any more" in answer.message
     learner.role.core.torn = True  # pyright: ignore
@@ -194,11 +194,11 @@ def test_engine_with_one_slot_stands_still_from_the_reservation_to_the_flip(desk
     learner.get(wire.Export(version=0, slot=0), float)
     for version in range(2):
         answer = engine.ask(wire.Reserve(slot=0))
-        assert isinstance(answer, wire.Reply)
+        assert isinstance(answer, rpc.RpcReply)
         assert len(paused) == version + 1
         learner.ask(wire.StepRpc(batch=Batch(step=0, version=0, rows=(), sequences=0, tokens=0)))
         assert engine.ask(wire.Receive(offer=_offer(learner, version, 0))) is None
-        assert isinstance(engine.heard(), wire.Reply)
+        assert isinstance(engine.heard(), rpc.RpcReply)
         engine.get(wire.Apply(update=Update(version=version, slot=0), mode="swap"), float)
     engine.ask(wire.CancelRpc(call=engine.number))
     scores = engine.get(wire.Score(tokens=np.arange(3, dtype=np.int32)), Scores)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from corrente.engine.embedded.stop import load_decoder
 from tests.e2e.tiny import tiny_config, write_model
 from tests.unit.own_code import FILE, give_code, write_pickle
 from transformers import AutoConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaForTokenClassification
@@ -24,6 +23,7 @@ from corrente.engine.embedded.adapters import load_frozen
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.hf import HFModel
 from corrente.engine.embedded.lean import LeanModel
+from corrente.engine.embedded.stop_conditions import load_decoder
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.environment import VllmEnvironment
 from corrente.entrypoints.checks import check_config

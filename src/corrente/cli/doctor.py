@@ -1,4 +1,7 @@
-"""What this machine can run, and the exact command that adds what is missing. Installs nothing, and asks no network."""
+"""`corrente doctor`: lists what this machine can run, and the exact command that adds what is missing.
+
+Installs nothing, and uses no network.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from corrente.models import cache as model_cache
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One line: what was looked at, what was found, whether a run can do without more, and what to do if not."""
+    """One line: the subject, what was found, ``fine`` unless something is missing, and the command that adds it."""
 
     subject: str
     found: str
@@ -35,7 +38,7 @@ EXTRAS = {
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, cheap things first."""
+    """All findings, those that are cheap to make first."""
     yield _python()
     yield from _packages()
     yield _machine()

@@ -199,7 +199,7 @@ def _steps(count: int) -> str:
 
 
 def _notes(config: RunConfig) -> list[str]:
-    """What follows from a config, as comments for --dry-run."""
+    """The numbers that follow from a config, as comments for --dry-run."""
     from corrente.models import cache as model_cache
     from corrente.staleness import gate
 

@@ -1,4 +1,4 @@
-"""TOML and ``--set a.b=c`` to a RunConfig, and back. Every fault is one line: what was given, what is allowed, which key.
+"""Reads TOML and ``--set a.b=c`` to a RunConfig, and writes it back. A fault is one line: the value, what is allowed, which key.
 
     load_config(path, overrides) -> RunConfig read, override, refuse what is unknown or out of range
     dump_config(config) -> str                  TOML that loads to the same config
@@ -8,7 +8,7 @@ name of a function of the user's, every other key of the table is one of its key
 
 A value after ``--set`` is read as TOML, and taken as plain text where that fails or where the key is a text. Changing a section's
 ``kind`` from the command line drops the file's keys that the new kind does not have; a key given on the command line itself is
-never dropped, but refused. A buffer kind set there likewise outdoes the file's staleness.max. ``sync.kind`` follows
+never dropped, but refused. A buffer kind set there likewise overrides the file's staleness.max. ``sync.kind`` follows
 ``runtime.kind`` when not given. Loads no model and writes nothing.
 """
 
@@ -33,7 +33,7 @@ __all__ = ["dump_config", "load_config", "parse_config"]
 
 COMMAND_LINE = "--set"
 FIXED_MAX = {"none": 0, "double": 1}
-"""Buffer kinds that settle staleness.max themselves."""
+"""Buffer kinds that fix staleness.max themselves."""
 UNUSED_MAX = (*FIXED_MAX, "stream")
 
 Raw = dict[str, dict[str, Any]]
@@ -60,16 +60,16 @@ def parse_config(
     """``load_config`` for tables that are already in memory."""
     given = _from_file(tables, source=source)
     if beside is not None:
-        _locate(given, beside)
-    set_here = _from_command_line(overrides)
-    _settle_functions(given, set_here)
-    new_buffer = "kind" in set_here.get("buffer", {})
-    _settle_kinds(given, set_here)
+        _find_beside(given, beside)
+    overridden = _from_command_line(overrides)
+    _default_functions(given, overridden)
+    new_buffer = "kind" in overridden.get("buffer", {})
+    _choose_kinds(given, overridden)
     if new_buffer and given["buffer"]["kind"] in UNUSED_MAX:
         given["staleness"].pop("max", None)
-    _settle_max(given, set_here)
+    _check_max(given, overridden)
     values: dict[str, Any] = {
-        name: _section(name, given, set_here, source) for name in schema.sections() if "." not in name
+        name: _section(name, given, overridden, source) for name in schema.sections() if "." not in name
     }
     return RunConfig(**values)
 
@@ -77,7 +77,7 @@ def parse_config(
 def dump_config(config: RunConfig, *, notes: Sequence[str] = ()) -> str:
     """The config as TOML, every key present; ``notes`` become comments on top. ``load_config`` of it gives an equal config.
 
-    staleness.max is left out where buffer.kind settles it.
+    staleness.max is left out where buffer.kind fixes it.
     """
     lines = [f"# {note}" for note in notes]
     buffer_kind = schema.kind_of(config.buffer)
@@ -171,7 +171,7 @@ def _value(section: str, leaf: str, text: str) -> Any:
     return text if len(tables) > 1 or (wants_text and not isinstance(value, str)) else value
 
 
-def _locate(given: Raw, folder: Path) -> None:
+def _find_beside(given: Raw, folder: Path) -> None:
     """Paths that exist only beside the config file are taken from there."""
 
     def found(text: Any) -> Any:
@@ -212,11 +212,11 @@ def _tables_of(given: Raw, section: str, key: str) -> list[dict[str, Any]]:
 # ---- what one section says ---------------------------------------------------------------------------------------------------
 
 
-def _settle_kinds(given: Raw, set_here: Raw) -> None:
+def _choose_kinds(given: Raw, overridden: Raw) -> None:
     """Decide each section's kind, and drop the file's keys that a kind changed from the command line does not have."""
     for section in schema.sections():
         kinds = schema.kinds(section)
-        table, here = given.setdefault(section, {}), set_here.get(section, {})
+        table, here = given.setdefault(section, {}), overridden.get(section, {})
         if not kinds:
             continue
         default = schema.default_kind(section)
@@ -239,17 +239,17 @@ def _is_users(section: str, kind: str) -> bool:
     return ":" in kind and schema.user_kind(section) is not None
 
 
-def _settle_functions(given: Raw, set_here: Raw) -> None:
-    """Leave reward.functions empty where there are scorers, unless it is given."""
-    reward = {**given.get("reward", {}), **set_here.get("reward", {})}
+def _default_functions(given: Raw, overridden: Raw) -> None:
+    """Make reward.functions empty where there are scorers, unless it is set."""
+    reward = {**given.get("reward", {}), **overridden.get("reward", {})}
     if reward.get("scorers") and "functions" not in reward:
         given.setdefault("reward", {})["functions"] = []
 
 
-def _settle_max(given: Raw, set_here: Raw) -> None:
-    """staleness.max may not contradict a buffer kind that settles it."""
+def _check_max(given: Raw, overridden: Raw) -> None:
+    """Check that staleness.max does not contradict a buffer kind that fixes it, and drop it where it repeats it."""
     kind = given["buffer"]["kind"]
-    here = set_here.get("staleness", {})
+    here = overridden.get("staleness", {})
     value = here.get("max", given["staleness"].get("max"))
     if kind not in UNUSED_MAX or value is None:
         return

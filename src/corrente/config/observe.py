@@ -1,4 +1,4 @@
-"""What a run writes about itself, and when it raises an alarm."""
+"""Settings of a run's records, and of its alarms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Observe(Section, frozen=True, kw_only=True):
     timeline: bool = True
     """Write timeline.jsonl."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Where numbers and samples go besides the run folder; one that fails costs a warning."""
+    """Trackers that get numbers and samples as well as the run folder; one that fails costs a warning."""
     project: str = "corrente"
     """Project of wandb and trackio."""
     run_name: str = ""

@@ -113,19 +113,19 @@ class Eval(Section, frozen=True, kw_only=True):
     pass_reward: float = 1.0
     """A completion passes with at least this reward."""
     temperature: NonNegative | None = None
-    """Of evaluation alone; 0: greedy. None: greedy with one sample, sampling.temperature with several."""
+    """Temperature of evaluation alone; 0: greedy. None: greedy with one sample, sampling.temperature with several."""
     top_k: Natural = 0
-    """Of evaluation alone; 0: off."""
+    """sampling.top_k of evaluation alone; 0: off."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Of evaluation alone."""
+    """sampling.top_p of evaluation alone; 1: off."""
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    """Of evaluation alone."""
+    """sampling.min_p of evaluation alone; 0: off."""
     max_tokens: Natural = 0
-    """Of one completion in evaluation; 0: sampling.max_tokens."""
+    """Most tokens of one completion in evaluation; 0: sampling.max_tokens."""
     at_once: Natural = 0
     """Completions generated at once beside training; 0: as many as a step has. After the last step: all."""
     deadline_s: Seconds = 600.0
-    """Of one evaluation; what is not done by then is counted as lost."""
+    """Deadline of one evaluation; samples that are not done by then are counted as lost."""
 
 
 class Checkpoint(Section, frozen=True, kw_only=True):

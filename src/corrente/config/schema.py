@@ -184,6 +184,7 @@ def optional(hint: Any) -> bool:
 
 
 def is_text(hint: Any) -> bool:
+    """True when the key is a text."""
     return hint is str
 
 

@@ -22,7 +22,7 @@ from corrente.errors import AlarmError
 from corrente.observe.base import Sink
 
 MARGIN = 0.1
-"""How far inside its band a number must be to count as back: this part of the way from the edge to where it should be."""
+"""A number counts as back when it is inside its band by this part of the way from the edge to the ideal."""
 
 
 CLEAN, MIXED = "mismatch_clean/logprob_gap_mean", "mismatch_mixed/logprob_gap_mean"

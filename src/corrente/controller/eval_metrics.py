@@ -5,7 +5,7 @@
     eval/reward_stderr    of eval/reward, with prompts as what was drawn: samples of one prompt are not independent
     eval/pass@k           probability that at least one of k samples of a prompt passes
     eval/reward/<name>    mean of one reward function, of what it applies to
-    eval/agent/<name>     what one of several agents earned
+    eval/agent/<name>     mean reward of one of several agents
     eval/<source>/...     the same of the prompts of one source, where there are several
 
 A sample that failed is in none of the means and is counted in ``eval/failed``. A prompt with fewer than k samples left is not in
@@ -57,7 +57,7 @@ def eval_metrics(
 
 
 def rewards_of(group: Group) -> list[float]:
-    """Of the samples that did not fail and that a reward applies to."""
+    """The rewards of the samples that did not fail and have one."""
     return [e.reward for e in group.episodes if e.status == "ok" and e.reward is not None]
 
 
@@ -99,7 +99,7 @@ def _by_function(area: str, judged: Sequence[Episode]) -> dict[str, float]:
 
 
 def _by_agent(area: str, judged: Sequence[Episode]) -> dict[str, float]:
-    """What each of several agents earned, in the episodes in which it earned something."""
+    """The mean reward of each of several agents, over the episodes in which it has one."""
     earned: dict[str, list[float]] = {}
     for episode in judged:
         for name, reward in episode.agent_rewards.items():
@@ -108,5 +108,5 @@ def _by_agent(area: str, judged: Sequence[Episode]) -> dict[str, float]:
 
 
 def _counts(episode: Episode) -> bool:
-    """Whether it was judged: as a whole, or one of several agents in it."""
+    """True when the episode was judged: as a whole, or one of several agents in it."""
     return episode.status == "ok" and (episode.reward is not None or bool(episode.agent_rewards))

@@ -10,7 +10,7 @@ from corrente.observe.base import Sink
 GROUPS_WAIT = ("learn", "groups")
 FLIP_WAIT = ("learn", "the flip of the version before")
 SLOT_WAIT = ("feed", "a free slot")
-"""Who waits and for what: the waits that are reported as fractions of the time (reporter.py)."""
+"""The waits that are reported as fractions of the time (reporter.py): the stage that waits, and the thing it waits for."""
 
 
 class Journal:

@@ -33,7 +33,7 @@ from corrente.errors import (
 from corrente.score.base import Scorer
 
 CHECKS = 8
-"""How many times per deadline we check whether the engine is serving an episode, or it waits for its turn."""
+"""Checks per deadline, of whether the engine serves the episode or has it wait for its turn."""
 STILL_CHECKS = 4
 """Checks in a row at which an engine that has requests may have computed no further token, and counts as at work all the same: a
 prefill, or a token of a slow engine, may take so long."""

@@ -77,7 +77,7 @@ def _spread(name: str, values: Sequence[int]) -> dict[str, float]:
 
 
 def trained_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What entered one optimizer step."""
+    """The metrics of the groups that entered one optimizer step."""
     episodes = [e for g in groups for e in g.episodes]
     rewards = [e.reward for e in episodes if e.reward is not None]
     out = {"samples/trained": float(len(episodes)), "samples/tokens": float(sum(e.sampled_tokens for e in episodes))}
@@ -95,7 +95,7 @@ def lag_metrics(batch: Batch, groups: Sequence[Group], oldest: Sequence[int | No
 
 
 def _withheld(groups: Sequence[Group], oldest: Sequence[int | None], *, version: int) -> dict[str, float]:
-    """Of all sampled tokens and of those of each lag bucket, which part is too old to be trained on."""
+    """The part of all sampled tokens, and of those of each lag bucket, that is too old to be trained on."""
     if all(limit is None for limit in oldest):
         return {}
     spans = [

@@ -165,8 +165,8 @@ def _flow(config: RunConfig) -> None:
 
 
 def _context(config: RunConfig) -> None:
-    """A context that the model does not have (a vLLM server judges for itself), and a budget that no context holds; a model that
-    is not here yet is judged by what engines take at most."""
+    """The context must be one the model has (a vLLM server judges for itself) and hold sampling.max_tokens; a model that is not
+    here yet is judged by the longest context that engines take."""
     path = Path(config.model.path)
     where = path if path.is_dir() else model_cache.cached_model(config.model.path) or path
     wanted, embedded = config.engine.max_context, isinstance(config.engine, Embedded)
@@ -219,7 +219,7 @@ def _stop_ids(config: RunConfig) -> None:
 
 
 def _experts(config: RunConfig) -> None:
-    """What is for mixtures of experts needs one; a model that is not here yet is judged when it is loaded."""
+    """Settings for mixtures of experts need one; a model that is not here yet is judged when it is loaded."""
     asked = {
         "model.keep_routing = true": config.model.keep_routing,
         f"learner.router_aux_loss_coef = {config.learner.router_aux_loss_coef:g}": config.learner.router_aux_loss_coef,
@@ -282,8 +282,8 @@ def _prompts(config: RunConfig, inputs: RunInputs) -> None:
 
 
 def check_loaded_prompts(config: RunConfig, prompt: Prompt, functions: Sequence[Callable[..., object]] = ()) -> None:
-    """What only the data tells: raise ConfigError if a function or judge asks for a column that ``prompt``, one of a dataset's,
-    does not have. ``functions`` replace reward.functions."""
+    """Raise ConfigError if a function or judge asks for a column that ``prompt``, the first of a dataset, does not have: only the
+    data tells. ``functions`` replace reward.functions."""
     _columns(score_checks.needed_columns(config, functions), frozenset(prompt.fields), "the dataset")
 
 
@@ -297,7 +297,7 @@ def _named(
             raise ConfigError(
                 f"{key}[{at}].name = {name!r}: every source needs another name, without colon and slash, and not 'reward'"
             )
-        _source(source, needs, where=f"{key}[{at}]", given=frozenset({COLUMN}))
+        _source(source, needs, where=f"{key}[{at}]", added=frozenset({COLUMN}))
     return names
 
 
@@ -306,31 +306,31 @@ def _source(
     needs: score_checks.Needs,
     *,
     where: str,
-    given: frozenset[str] = frozenset(),
+    added: frozenset[str] = frozenset(),
 ) -> None:
     match source:
         case Arithmetic():
             arithmetic.verify_arithmetic(source)
-            _columns(needs, given | {"answer"}, f'{where}.kind = "arithmetic"')
+            _columns(needs, added | {"answer"}, f'{where}.kind = "arithmetic"')
         case Jsonl(path=path, eval_path=eval_path, column=column):
-            _columns(needs, given | jsonl.verify_jsonl(Path(path), key=f"{where}.path", column=column), path)
+            _columns(needs, added | jsonl.verify_jsonl(Path(path), key=f"{where}.path", column=column), path)
             if eval_path:
                 eval_columns = jsonl.verify_jsonl(Path(eval_path), key=f"{where}.eval_path", column=column)
-                _columns(needs, given | eval_columns, eval_path)
+                _columns(needs, added | eval_columns, eval_path)
         case Parquet(path=path, eval_path=eval_path, column=column):
             for key, file in ((f"{where}.path", path), *([(f"{where}.eval_path", eval_path)] if eval_path else [])):
                 found = dataset.parquet_columns(file, key=key)
                 if column not in found:
                     has = ", ".join(sorted(map(repr, found)))
                     raise ConfigError(f"{where}.column = {column!r}: {file} has no such column (it has {has})")
-                _columns(needs, given | (found - {column}), file)
+                _columns(needs, added | (found - {column}), file)
         case Dataset() | GivenRows():
             pass  # what columns they have is known once they are loaded, before any model is
         case Seeds():
-            _columns(needs, given | {"seed"}, f'{where}.kind = "seeds"')
+            _columns(needs, added | {"seed"}, f'{where}.kind = "seeds"')
         case ReasoningGym():
             reasoning_gym.verify_reasoning_gym(source)
-            _columns(needs, given | reasoning_gym.COLUMNS, f'{where}.kind = "reasoning_gym"')
+            _columns(needs, added | reasoning_gym.COLUMNS, f'{where}.kind = "reasoning_gym"')
 
 
 def _brought(brought: Any, needs: score_checks.Needs, *, column: str) -> None:

@@ -1,4 +1,4 @@
-"""What an evaluation is of: the weights of a run's checkpoint, of a model directory, or those a config names."""
+"""The target of an evaluation: the weights of a run's checkpoint, of a model directory, or those a config names."""
 
 from __future__ import annotations
 

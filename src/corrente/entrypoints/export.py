@@ -31,7 +31,7 @@ LEFT_OUT = ("learner.pt",)
 POINTS = 12
 """Rows of the table that shows the course of a run."""
 HUB_NAMES = {"smollm2-135m-instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""What models that are known by a short name are called there."""
+"""Names on the hub of models that have a short name here."""
 SECRET = re.compile(r'\btoken = "(?:[^"\\]|\\.)*"')
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 COURSE = {
@@ -41,7 +41,7 @@ COURSE = {
     "train/entropy": "entropy",
     "lag/mean": "lag (versions)",
 }
-"""What the table shows, of what was measured."""
+"""Columns of the table that shows the course of a run: metric -> heading."""
 
 
 def card(folder: Path, *, repo: str = "") -> str:

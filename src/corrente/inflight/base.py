@@ -1,4 +1,4 @@
-"""What happens to a live generation when new weights land."""
+"""The inflight policy's contract: it decides what happens to live generations when new weights land."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from corrente.data.types import ApplyMode
 
 FlipNow = Callable[[ApplyMode], Awaitable[None]]
 Whole = Literal["request", "group"]
-"""What is sampled from one version of the weights, from its first token to its last."""
+"""The unit that one version of the weights samples, from its first token to its last."""
 
 
 class Traffic(Protocol):
-    """The pipeline's valve on the way to the engine.
+    """The pipeline's gate on the way to the engine, as a policy uses it.
 
     - ``quiet_requests()``: on entry new requests are held back and live ones have finished; on exit the held ones start.
     - ``quiet_groups()``: the same for groups: no group starts generating, and those that did have finished.

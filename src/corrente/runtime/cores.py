@@ -88,6 +88,4 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
 
 def learner(config: RunConfig) -> LearnerCore:
     """The learner a config asks for, with the model's weights loaded."""
-    return load_object("corrente.learner_device.core:TorchLearner")(
-        config, device=devices.learner_device(config.model.device)
-    )
+    return load_object("corrente.learner.core:TorchLearner")(config, device=devices.learner_device(config.model.device))

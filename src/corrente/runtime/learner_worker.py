@@ -110,7 +110,7 @@ class LearnerRole:
         try:
             answer: rpc.RpcAnswer = rpc.reply(number, _as_sync_error(lambda: self._sender.offer(request)))
         except SyncError as error:
-            answer = rpc.failure(number, error, worker="learner_device")
+            answer = rpc.failure(number, error, worker="learner")
         self._send(answer)
 
 

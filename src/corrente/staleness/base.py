@@ -1,4 +1,4 @@
-"""What may be trained on. The gate is the buffer's slot count; these are the checks at consumption."""
+"""The staleness policy's contract: checks when groups are consumed. The gate on top of them is the buffer's slot count."""
 
 from __future__ import annotations
 

@@ -178,13 +178,7 @@ def build(
     """
     seed = config.run.seed
     chaos = Chaos(*world.faults, seed=seed)
-    engines = [
-        VirtualEngine(
-            lengths=world.lengths, speed=world.speed, max_sequences=world.max_sequences, seed=seed, chaos=chaos
-        )
-        for _ in range(world.engines)
-    ]
-    engine = VirtualPool(engines) if len(engines) > 1 else engines[0]
+    engine = _virtual_engine(world, seed=seed, chaos=chaos)
     learner = VirtualLearner(step_s=world.step_s, seed=seed, chaos=chaos)
     sync = VirtualSync(
         engine,
@@ -230,6 +224,16 @@ def build(
         prompts=prompts,
         checkpoints=checkpoints,
     )
+
+
+def _virtual_engine(world: World, *, seed: int, chaos: Chaos) -> VirtualEngine | VirtualPool:
+    engines = [
+        VirtualEngine(
+            lengths=world.lengths, speed=world.speed, max_sequences=world.max_sequences, seed=seed, chaos=chaos
+        )
+        for _ in range(world.engines)
+    ]
+    return VirtualPool(engines) if len(engines) > 1 else engines[0]
 
 
 async def play(

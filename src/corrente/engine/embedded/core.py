@@ -102,7 +102,8 @@ class EmbeddedCore:
 
     @property
     def idle(self) -> bool:
-        """True when there is nothing to do: no request waits or runs, or none may while paused, and ``step`` has no outcome left."""
+        """True when there is nothing to do: no request waits or runs, or none may while paused, and ``step`` has no outcome
+        left."""
         return not (self._done or ((len(self._rows) or self._waiting) and not self._paused))
 
     @property
@@ -258,12 +259,8 @@ class EmbeddedCore:
             raise GenerationError("score: the engine holds no weights yet")
         if self._paused:
             raise GenerationError("score: the engine's weights are being written")
-        if len(tokens) > self.max_context or (
-            len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary
-        ):
-            raise GenerationError(
-                f"score: at most {self.max_context} token ids in [0, {self._vocabulary}) are allowed"
-            )
+        if len(tokens) > self.max_context or (len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._vocabulary):
+            raise GenerationError(f"score: at most {self.max_context} token ids in [0, {self._vocabulary}) are allowed")
         if not 0 <= top <= self._vocabulary:
             raise GenerationError(f"score: top is {top}; 0 to {self._vocabulary} are allowed")
         with self._timed_inference():
