@@ -24,6 +24,7 @@ from corrente.controller import pipeline
 from corrente.entrypoints.assemble import open_parts
 from corrente.sync import delta, pack
 from corrente.sync.layout import Layout, Slab, arrange
+from corrente.sync.weight_slots import slab_views
 
 DTYPES = ("float32", "bfloat16")
 
@@ -68,7 +69,7 @@ def distinct(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def compared(layout: Layout, before: torch.Tensor, now: torch.Tensor) -> dict[str, float]:
-    views, old = pack.views(layout, now), pack.views(layout, before)
+    views, old = slab_views(layout, now), slab_views(layout, before)
     words = delta.WORDS[2 if layout.slabs[0].dtype == "bfloat16" else 4]
     same = sum(int((views[name].view(words) == old[name].view(words)).sum()) for name in views)
     total = sum(view.numel() for view in views.values())

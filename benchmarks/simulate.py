@@ -64,8 +64,8 @@ def simulated(median_tokens: int, *, steps: int) -> dict[str, float]:
 
 def passed(make: Callable[[], Buffer], *, groups: int, at_once: int = 8) -> dict[str, float]:
     """Groups per second through buffer and ledger, two steps' worth in flight, finishing in reverse order of admission."""
-    work = [group(at, size=2) for at in range(groups)]
-    prompts = [prompt(at) for at in range(groups)]
+    work = [group(id=at, size=2) for at in range(groups)]
+    prompts = [prompt(id=f"0/{at}") for at in range(groups)]
 
     async def main() -> float:
         buffer, ledger, line = make(), Ledger(), list[Group]()

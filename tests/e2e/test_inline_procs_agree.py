@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -183,7 +184,12 @@ def test_engine_in_a_child_keeps_the_contract_of_every_engine(tmp_path: Path):
                 prompt = np.array([5, 6, 7], np.int32)
                 sync = workers.sync
                 yield EngineCase(
-                    engine=workers.engine, stage=sync.stage, flip=sync.flip, prompt=prompt, context=64, long_tokens=48
+                    engine=workers.engine,
+                    stage=partial(stage, sync),
+                    flip=sync.flip,
+                    prompt=prompt,
+                    context=64,
+                    long_tokens=48,
                 )
 
             await check_engine(make)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from corrente.config import Embedded, Model, Pool, RunConfig
 from corrente.entrypoints.run_folder import run_folder_path
 from corrente.errors import WorkerDied
 from corrente.runtime.procs import ProcsRuntime
+from corrente.sync.base import stage
 from corrente.testing import EngineCase, check_engine
 
 pytestmark = pytest.mark.slow
@@ -42,7 +44,7 @@ def test_two_embedded_engines_keep_the_contract_of_one(tmp_path: Path):
             async def make() -> AsyncIterator[EngineCase]:
                 yield EngineCase(
                     engine=engine,
-                    stage=workers.sync.stage,
+                    stage=partial(stage, workers.sync),
                     flip=workers.sync.flip,
                     prompt=PROMPT,
                     context=CONTEXT,

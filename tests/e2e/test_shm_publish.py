@@ -147,7 +147,7 @@ def test_cancelled_stage_leaves_the_old_version(run: Run):
         before = await _served(workers)
         after = await _step(workers)
         async with anyio.create_task_group() as group:
-            group.start_soon(workers.sync.stage, 51)
+            group.start_soon(stage, workers.sync, 51)
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
         assert await _served(workers) == before

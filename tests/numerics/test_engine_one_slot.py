@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import numpy as np
 import pytest
-from tests.numerics.engine_tiny import Served, tiny
+from tests.numerics.tiny_engine import Served, tiny
 
 from corrente.data.types import ApplyMode, Completion, Request, Sampling
 from corrente.engine.embedded.async_engine import EmbeddedEngine
@@ -33,7 +33,7 @@ def _played(kind: str, path: str, mode: ApplyMode, *, slots: int) -> dict[str, C
         served.submit(PROMPT[:9], LONG, name="c", seed=2)
         assert served.core.idle
         assert served.core.step() == []
-        assert {len(partial.tokens) for partial in served.core.partials(["a", "b"]).values()} == {8}
+        assert {len(partial.tokens) for partial in served.core.partial_completions(["a", "b"]).values()} == {8}
         with pytest.raises(GenerationError, match="weights are being written"):
             served.core.score(PROMPT)
     served.flip(other, 1, mode)
@@ -84,7 +84,7 @@ def test_publish_in_one_process_pauses_generation_from_the_export_to_the_flip():
         where, model, other = tiny("llama")
         core = EmbeddedCore(model=where)
         buffers = allocate_slots(core.layout(), count=1)
-        core.attach(buffers)
+        core.attach_buffers(buffers)
         engine = EmbeddedEngine(core)
         weights = dict(model.state_dict())
         sync = InprocSync(engine=engine, layout=core.layout(), buffers=buffers, tensors=lambda: weights)

@@ -88,7 +88,7 @@ def test_loss_that_diverges_on_one_rank_ends_the_step_on_all(model_dir, build_ba
     config = RunConfig(
         model=c.Model(path=str(model_dir())),
         learner=c.LearnerConfig(lr=1e-2, micro_batch_tokens=1),
-        algo=c.Algo(delta=None),
+        algo=c.Algo(objective=c.DapoObjective(delta=None)),
     )
     good = build_batch(6, 2, seed=1)
     faulty = [

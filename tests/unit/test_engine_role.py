@@ -69,7 +69,7 @@ def _offer(learner: Desk, version: int, slot: int) -> DiskOffer:
     return offer
 
 
-def _offered(learner: Desk, version: int, slot: int) -> wire.Answer:
+def _offered(learner: Desk, version: int, slot: int) -> rpc.RpcAnswer:
     """The answer to an offer, which is made in a thread beside those that ``handle`` is called in."""
     learner.number += 1
     request = wire.OfferWeights(request=OfferRequest(version=version, slot=slot))
@@ -200,6 +200,6 @@ def test_engine_with_one_slot_stands_still_from_the_reservation_to_the_flip(desk
         assert engine.ask(wire.Receive(offer=_offer(learner, version, 0))) is None
         assert isinstance(engine.heard(), rpc.RpcReply)
         engine.get(wire.Apply(update=Update(version=version, slot=0), mode="swap"), float)
-    engine.ask(wire.CancelRpc(call=engine.number))
+    engine.ask(rpc.CancelCall(call=engine.number))
     scores = engine.get(wire.Score(tokens=np.arange(3, dtype=np.int32)), Scores)
     assert scores.logprobs.tolist() == [2.0, 2.0]  # pyright: ignore

@@ -19,7 +19,7 @@ from corrente import GRPOConfig, GRPOTrainer
 from corrente import config as c
 from corrente.adapters import directory, injection
 from corrente.config import schema
-from corrente.engine.embedded.adapters import load_frozen
+from corrente.engine.embedded.adapters import load_frozen_model
 from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.hf import HFModel
 from corrente.engine.embedded.lean import LeanModel
@@ -32,7 +32,7 @@ from corrente.learner import checkpoint
 from corrente.learner.model import load_model
 from corrente.learner.weights import WeightsCore
 from corrente.models import cache, pretrained
-from corrente.prompts.build import build
+from corrente.prompts.build import build_prompts
 from corrente.prompts.tokenizer import Tokenizer
 from corrente.score import networks, vocabulary
 from corrente.trl import weights
@@ -73,7 +73,7 @@ def classifier(folder: Path, kind: Any) -> Path:
 LOADS: dict[str, Callable[[Path], object]] = {
     "engine": lambda folder: EmbeddedCore(model=folder),
     "engine with adapters": lambda folder: EmbeddedCore(model=folder, adapters=c.Lora()),
-    "frozen weights": lambda folder: load_frozen(folder, dtype=torch.float32),
+    "frozen weights": lambda folder: load_frozen_model(folder, dtype=torch.float32),
     "learner": lambda folder: load_model(folder, device="cpu"),
     "evaluation": lambda folder: WeightsCore(c.RunConfig(model=c.Model(path=str(folder)))),
     "evaluation of adapters": lambda folder: WeightsCore(
@@ -263,10 +263,10 @@ def test_loading_script_of_a_dataset_is_not_run(tmp_path: Path, marker: Path):
     (folder / "sums.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
     config = c.RunConfig(prompts=c.Dataset(path=str(folder)))
     with pytest.raises(ConfigError, match="scripts are no longer supported"):
-        build(config, lambda text: [1])
+        build_prompts(config, lambda text: [1])
     (folder / "sums.py").rename(folder / "other.py")
     (folder / "rows.jsonl").write_text('{"prompt": "ab"}\n')
-    assert build(config, lambda text: [1]).next().text == "ab"
+    assert build_prompts(config, lambda text: [1]).next_prompt().text == "ab"
     assert not marker.exists()
 
 
@@ -391,4 +391,4 @@ def test_guarded_load_is_allowed():
 
 
 def test_known_models_have_no_code_of_their_own():
-    assert all(pretrained.code_needed(cache.cache_dir() / name, kind="AutoConfig") == "" for name in cache.KNOWN)
+    assert all(pretrained.code_needed(cache.cache_dir() / name, kind="AutoConfig") == "" for name in cache.KNOWN_MODELS)

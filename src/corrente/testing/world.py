@@ -173,8 +173,7 @@ def build(
 ) -> Simulation:
     """Virtual parts around the real buffer and policies of ``config``. ``resume``: a checkpoint as MemoryCheckpoints reads it.
 
-    ``change`` is given these parts and returns those to run with, some of them replaced by others: an environment, a scorer, a
-    buffer of your own.
+    ``change`` gets these parts and returns those to run with, some of them replaced by parts of your own.
     """
     seed = config.run.seed
     chaos = Chaos(*world.faults, seed=seed)
