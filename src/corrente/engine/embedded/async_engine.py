@@ -152,6 +152,7 @@ class EmbeddedEngine:
         await anyio.lowlevel.checkpoint()
         start_s = time.perf_counter()
         self.core.apply(update, mode)
+        self._work_arrived.set()  # an engine with one slot stood still until these weights
         self._notify_slot_waiters()
         return time.perf_counter() - start_s
 
