@@ -120,6 +120,38 @@ def test_dotted_string_that_goes_up_is_seen():
     assert _strings_up("engine", 'KEY = "corrente.toml"') == []
 
 
+def _is_defined(path: str) -> bool:
+    """True when the module of a path "package.module:attribute" defines the attribute, as its text says."""
+    module, _, attribute = path.partition(":")
+    file = SRC.parent / (module.replace(".", "/") + ".py")
+    file = file if file.exists() else SRC.parent / module.replace(".", "/") / "__init__.py"
+    if not file.exists():
+        return False
+    names = {attribute} if not attribute else set[str]()
+    for node in ast.parse(file.read_text()).body:
+        names |= {getattr(node, "name", "")}
+        names |= {target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)}
+        names |= {alias.asname or alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)}
+    return attribute in names
+
+
+def test_dotted_strings_name_what_there_is():
+    found = {
+        f"{f.relative_to(SRC)}: {node.value}"
+        for f in _files()
+        for node in ast.walk(ast.parse(f.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ":" in node.value
+        if (match := DOTTED.fullmatch(node.value)) and _depth(match[1]) >= 0 and not _is_defined(node.value)
+    }
+    assert found == set()
+
+
+def test_dotted_string_that_names_nothing_is_seen():
+    assert _is_defined("corrente.prompts.build:build_prompts")
+    assert not _is_defined("corrente.prompts.build:nothing")
+    assert not _is_defined("corrente.nowhere:at_all")
+
+
 def test_controller_imports_only_base_modules_of_the_stages():
     """The controller depends on Protocols: what implements them is chosen by the entry points."""
     names = [name for file in _files("controller") for name in _imports(file.read_text())]

@@ -145,7 +145,8 @@ def _text(config: RunConfig, inputs: RunInputs) -> _Text:
         Path(config.model.path), trust_remote_code=config.model.trust_remote_code
     )
     chat = load_object("corrente.prompts.chat:ChatTemplate")(tokenizer, config.chat)
-    build, build_eval = (load_object(f"corrente.prompts.build:{name}") for name in ("build", "build_eval"))
+    build = load_object("corrente.prompts.build:build_prompts")
+    build_eval = load_object("corrente.prompts.build:build_eval_prompts")
     prompts = build(config, tokenizer.encode, chat=chat, passed_dataset=inputs.train_dataset)
     eval_prompts = build_eval(config, tokenizer.encode, chat=chat, passed_dataset=inputs.eval_dataset)
     if inputs.train_dataset is not None or isinstance(config.prompts, c.Dataset):
