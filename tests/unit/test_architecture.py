@@ -121,13 +121,16 @@ def test_dotted_string_that_goes_up_is_seen():
 
 
 def _is_defined(path: str) -> bool:
-    """True when the module of a path "package.module:attribute" defines the attribute, as its text says."""
+    """True when a path "package.module", "package.module:attribute" or "package.module.attribute" names what its text defines."""
     module, _, attribute = path.partition(":")
     file = SRC.parent / (module.replace(".", "/") + ".py")
     file = file if file.exists() else SRC.parent / module.replace(".", "/") / "__init__.py"
-    if not file.exists():
-        return False
-    names = {attribute} if not attribute else set[str]()
+    if not attribute and not file.exists():
+        module, _, attribute = module.rpartition(".")
+        file = SRC.parent / (module.replace(".", "/") + ".py")
+    if not attribute or not file.exists():
+        return file.exists()
+    names: set[str] = set()
     for node in ast.parse(file.read_text()).body:
         names |= {getattr(node, "name", "")}
         names |= {target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)}
@@ -140,7 +143,7 @@ def test_dotted_strings_name_what_there_is():
         f"{f.relative_to(SRC)}: {node.value}"
         for f in _files()
         for node in ast.walk(ast.parse(f.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ":" in node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if (match := DOTTED.fullmatch(node.value)) and _depth(match[1]) >= 0 and not _is_defined(node.value)
     }
     assert found == set()

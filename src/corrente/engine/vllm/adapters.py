@@ -33,7 +33,7 @@ from corrente.sync.layout import Layout, Slab, arrange
 from corrente.sync.offers import Offer
 
 DIRECTORY = "corrente.adapters.directory"
-SLOTS = "corrente.engine.vllm.slots"
+RECEIVER, SLOTS = "corrente.sync.receiver", "corrente.sync.weight_slots"
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class AdapterEngine(VllmEngine):
         self._settings, self._source, self._root = settings, source, root
         self._trust = trust_remote_code
         self._exporter: Any = None
-        self._slots: Any = None
+        self._receiver: Any = None
         self._layout = Layout(())
         self._receiving = anyio.Lock()
         self._loaded: dict[int, LoadedAdapter] = {}
@@ -85,7 +85,7 @@ class AdapterEngine(VllmEngine):
                 for name, factor in factors.items()
             ]
         )
-        self._slots = import_module(SLOTS).Slots(self._layout)
+        self._receiver = import_module(RECEIVER).WeightReceiver(self._layout, adopt=True)
 
     def model_name(self, update: Update | None) -> str:
         """The name of the adapter of ``update``."""
@@ -101,7 +101,7 @@ class AdapterEngine(VllmEngine):
         """See Receiver.reserve."""
         if self._update is not None and slot == self._update.slot:
             raise SyncError(f"slot {slot} holds version {self._update.version}, which is in use")
-        self._slots.stop()
+        self._receiver.stop()
         while any(live.update is not None and live.update.slot == slot for live in self._live.values()):
             await anyio.sleep(POLL_S)
         async with self._receiving:
@@ -135,8 +135,8 @@ class AdapterEngine(VllmEngine):
         return 0.0
 
     def _write_adapter(self, offer: Offer) -> Path:
-        buffer = self._slots.receive(offer)
-        tensors = import_module(SLOTS).views(self._layout, buffer)
+        self._receiver.receive(offer)
+        tensors = import_module(SLOTS).slab_views(self._layout, self._receiver.slots[offer.slot])
         self._count += 1
         run = f"{self._run_label}-{self._count}"
         return self._exporter.write(self._root, tensors, run=run, version=offer.version)
