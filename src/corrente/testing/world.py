@@ -179,15 +179,7 @@ def build(
     chaos = Chaos(*world.faults, seed=seed)
     engine = _virtual_engine(world, seed=seed, chaos=chaos)
     learner = VirtualLearner(step_s=world.step_s, seed=seed, chaos=chaos)
-    sync = VirtualSync(
-        engine,
-        export_s=world.export_s,
-        deliver_s=world.deliver_s,
-        shared=world.shared,
-        deadline_s=world.sync_deadline_s,
-        seed=seed,
-        chaos=chaos,
-    )
+    sync = _sync(engine, world, seed=seed, chaos=chaos)
     prompts = VirtualPrompts(rows=world.rows or 1 << 20, epochs=world.epochs if world.rows else 0, chaos=chaos)
     env = VirtualEnv(sampling=config.sampling, turns=world.turns, tool_s=world.tool_s, seed=seed, chaos=chaos)
     algorithm, sink, checkpoints = VirtualAlgorithm(), RecordingSink(chaos=chaos), MemoryCheckpoints(chaos=chaos)
@@ -233,6 +225,18 @@ def _virtual_engine(world: World, *, seed: int, chaos: Chaos) -> VirtualEngine |
         for _ in range(world.engines)
     ]
     return VirtualPool(engines) if len(engines) > 1 else engines[0]
+
+
+def _sync(engine: VirtualEngine | VirtualPool, world: World, *, seed: int, chaos: Chaos) -> VirtualSync:
+    return VirtualSync(
+        engine,
+        export_s=world.export_s,
+        deliver_s=world.deliver_s,
+        shared=world.shared,
+        deadline_s=world.sync_deadline_s,
+        seed=seed,
+        chaos=chaos,
+    )
 
 
 async def play(
