@@ -23,8 +23,8 @@ from corrente.controller import pipeline
 from corrente.controller.parts import Parts
 from corrente.controller.plan import Plan
 from corrente.data.types import Group, Metrics
-from corrente.engine.embedded.core import EmbeddedCore
 from corrente.engine.embedded.async_engine import EmbeddedEngine
+from corrente.engine.embedded.core import EmbeddedCore
 from corrente.env.single import SingleTurnEnv
 from corrente.inflight.policies import SwapPolicy
 from corrente.learner.core import TorchLearner
