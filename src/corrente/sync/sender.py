@@ -135,7 +135,7 @@ class WeightSender:
 
     def _found(self, request: OfferRequest) -> tuple[PackedVersion, PackedVersion | None]:
         """The version asked for and, where a change is enough and its base is kept, that base."""
-        at = self._versions.index(request.version)
+        at = request.slot if self._versions[request.slot] == request.version else self._versions.index(request.version)
         new = PackedVersion(request.version, at, self._slots[at])
         if (
             request.whole
