@@ -2,8 +2,7 @@
 
     python examples/loop.py [MODEL]
 
-The policy learns to write even token ids. MODEL is the directory of a Hugging Face causal LM; without one it is a tiny random
-Llama. Engine and learner take turns in this process; ``corrente.train`` runs the same loop with each in a process of its own.
+The policy learns to write even token ids. MODEL is the directory of a Hugging Face causal LM; the default is a tiny random Llama.
 """
 
 import sys
@@ -51,9 +50,7 @@ async def main(model: str, lr: float) -> None:
     sampling, plan = c.Sampling(max_tokens=8), Plan(steps=20, prompts_per_step=4, group_size=8, max_age=1)
     config = c.RunConfig(model=c.Model(path=model), sampling=sampling, learner=c.LearnerConfig(lr=lr))
     core, learner = EmbeddedCore(model=Path(model)), TorchLearner(config)
-    core.attach_buffers(
-        slots := allocate_slots(core.layout())
-    )  # two versions of the weights: a flip goes from one to the other
+    core.attach_buffers(slots := allocate_slots(core.layout()))  # two versions: a flip goes from one to the other
     engine, plain = EmbeddedEngine(core), not (Path(model) / "tokenizer.json").exists()
     encode = (lambda text: list(text.encode())) if plain else AutoTokenizer.from_pretrained(model).encode
     parts = Parts(
