@@ -102,6 +102,7 @@ def test_inproc_sync_keeps_its_contract(slots: int):
             served=served,
             late=late,
             slots=slots,
+            breaks=("export", "flip"),
         )
 
     anyio.run(check_sync, make)
@@ -156,5 +157,19 @@ def test_only_what_is_staged_can_be_flipped_to():
             await world.sync.flip(update, "swap")
         await world.sync.flip(newer, "swap")
         assert world.sync.stats()["publish/pause_ms"] == pytest.approx(1.0)
+
+    anyio.run(main)
+
+
+def test_export_delivers_so_that_the_flip_needs_no_turn_before_the_next_step():
+    async def main() -> None:
+        world = World()
+        await world.sync.export(0)
+        world.broken = "deliver"
+        update = await world.sync.deliver(0)  # nothing is received any more
+        assert world.broken == "deliver"
+        await world.sync.flip(update, "swap")
+        with pytest.raises(SyncError, match="not now"):
+            await world.sync.export(1)
 
     anyio.run(main)

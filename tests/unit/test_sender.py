@@ -29,10 +29,12 @@ class Slow:
         self.started, self.done = threading.Event(), threading.Event()
         self.deaf = False
         self.released: list[int] = []
+        self.offered: list[int] = []
 
     def offer(
         self, request: OfferRequest, new: PackedVersion, base: PackedVersion | None, *, check: Callable[[], None]
     ) -> Offer:
+        self.offered.append(new.slot)
         before = bytes(new.bytes.numpy())
         self.started.set()
         while not self.done.wait(0.001):
@@ -121,3 +123,12 @@ def test_a_later_offer_takes_the_place_of_an_earlier_one(desk: Desk):
     desk.transport.done.set()
     later.join(PATIENCE_S)
     assert not later.is_alive()
+
+
+def test_version_that_is_exported_again_to_the_other_slot_is_offered_from_there(desk: Desk):
+    """A number may be published again; what is offered is the newer copy."""
+    desk.transport.done.set()
+    desk.end()
+    desk.export(0, slot=1)
+    assert desk.sender.offer(OfferRequest(version=0, slot=1, live=0)) == SharedOffer(version=0, slot=1, nbytes=16)
+    assert desk.transport.offered == [0, 1]

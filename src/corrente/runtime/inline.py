@@ -121,7 +121,8 @@ class InlineRuntime:
                 async with anyio.create_task_group() as group:
                     group.start_soon(engine.run)
                     if teacher is not None:
-                        sync = load_object("corrente.sync.lagged:LaggedSync")(sync, teacher, tell=tell)
+                        lagged = load_object("corrente.sync.lagged:LaggedSync")
+                        sync = lagged(sync, teacher, tell=tell, before_export=True)
                         group.start_soon(sync.run)
                     yield Workers(engine=engine, learner=InlineLearner(learner), sync=sync, teacher=teacher)
                     group.cancel_scope.cancel()

@@ -13,7 +13,7 @@ import torch
 
 from corrente.config import Inproc
 from corrente.errors import SyncError
-from corrente.sync.base import OfferRequest
+from corrente.sync.base import OfferRequest, Update
 from corrente.sync.layout import Layout
 from corrente.sync.offers import Offer
 from corrente.sync.sender import SenderSetup, WeightSender
@@ -24,7 +24,11 @@ Tensors = Callable[[], Mapping[str, torch.Tensor]]
 
 
 class InprocSync(SlotSync):
-    """``buffers`` are those the engine is attached to, one or two; ``tensors`` gives the learner's weights by name."""
+    """``buffers`` are those the engine is attached to, one or two; ``tensors`` gives the learner's weights by name.
+
+    An export delivers as well. Nothing is moved by that, and a step of the learner blocks the event loop: a delivery left to
+    another task would come after the next step, and the flip a step later than it could.
+    """
 
     def __init__(
         self, *, engine: VersionedReceiver, layout: Layout, buffers: Sequence[torch.Tensor], tensors: Tensors
@@ -32,6 +36,17 @@ class InprocSync(SlotSync):
         transport = SharedSender(Inproc(), SenderSetup(layout=layout, folder=Path()))
         sender = WeightSender(layout=layout, slots=buffers, transport=transport)
         super().__init__(engine=engine, sender=_DirectSender(sender, tensors), shared=True, slots=len(buffers))
+
+    async def export(self, version: int) -> None:
+        """See Sync.export."""
+        await super().export(version)
+        await super().deliver(version)
+
+    async def deliver(self, version: int) -> Update:
+        """See Sync.deliver."""
+        if self._staged is not None and self._staged.version == version:
+            return self._staged
+        return await super().deliver(version)
 
 
 class _DirectSender:
@@ -50,5 +65,4 @@ class _DirectSender:
             raise SyncError(f"the learner's weights could not be sent: {type(error).__name__}: {error}") from error
 
     async def offer(self, request: OfferRequest) -> Offer:
-        await anyio.lowlevel.checkpoint()
         return self._sender.offer(request)

@@ -60,10 +60,17 @@ class VersionRing:
 
 
 class LaggedSync:
-    """Implements Sync. ``run`` must be running. ``tell`` hears of versions that the follower missed."""
+    """Implements Sync. ``run`` must be running. ``tell`` hears of versions that the follower missed.
 
-    def __init__(self, inner: Sync, follower: Receiver, *, tell: Callable[[str, str], None]) -> None:
+    ``before_export``: wait for the follower before an export, and not before a delivery. It is for a learner in this process,
+    whose steps stop the event loop and the follower with it.
+    """
+
+    def __init__(
+        self, inner: Sync, follower: Receiver, *, tell: Callable[[str, str], None], before_export: bool = False
+    ) -> None:
         self._inner, self._follower, self._tell = inner, follower, tell
+        self._before_export = before_export
         self._live = self._settled = -1
         self._changed = Condition()
         self._missed = 0
@@ -91,14 +98,21 @@ class LaggedSync:
 
     async def export(self, version: int) -> None:
         """See Sync.export."""
+        if self._before_export:
+            await self._wait_for_follower()
         await self._inner.export(version)
 
     async def deliver(self, version: int) -> Update:
-        """See Sync.deliver. Waits until the follower has the live version, or was found unable to get it."""
+        """See Sync.deliver."""
+        if not self._before_export:
+            await self._wait_for_follower()
+        return await self._inner.deliver(version)
+
+    async def _wait_for_follower(self) -> None:
+        """Return when the follower has the live version, or was found unable to get it."""
         began = anyio.current_time()
         await self._changed.wait_for(lambda: self._settled >= self._live)
         self._waited_s = anyio.current_time() - began
-        return await self._inner.deliver(version)
 
     async def flip(self, update: Update, mode: ApplyMode) -> Flip:
         """See Sync.flip. The first returns when the follower has that version too, or was found unable to get it: before that it
