@@ -405,7 +405,7 @@ NCCLWeightTransferInitInfo(rank_offset=first, world_size=1 + ranks, nccl_unique_
                            packed_buffer_size_bytes=1, packed_num_buffers=server.BUFFERS)
 same = ("ARRIVED", "RANKS", "READY")
 assert [getattr(server, name) for name in same] == [getattr(vllm_nccl, name) for name in same]
-assert server.BUFFERS == vllm_nccl.IN_THE_AIR
+assert server.BUFFERS == vllm_nccl.IN_FLIGHT
 answers = [asyncio.run(server._load(engine, asked, 0.0)).status_code for engine in (Engine(), Broken())]
 print(json.dumps([first, ranks, answers, told]))
 """

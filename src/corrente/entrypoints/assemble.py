@@ -150,7 +150,7 @@ def _text(config: RunConfig, inputs: RunInputs) -> _Text:
     prompts = build(config, tokenizer.encode, chat=chat, passed_dataset=inputs.train_dataset)
     eval_prompts = build_eval(config, tokenizer.encode, chat=chat, passed_dataset=inputs.eval_dataset)
     if inputs.train_dataset is not None or isinstance(config.prompts, c.Dataset):
-        check_loaded_prompts(config, prompts.find(["0/0"])[0], inputs.reward_functions)
+        check_loaded_prompts(config, prompts.find_prompts(["0/0"])[0], inputs.reward_functions)
     return _Text(tokenizer=tokenizer, chat=chat, prompts=prompts, eval_prompts=eval_prompts)
 
 
