@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -137,13 +137,14 @@ class Publisher:
         self._sender.close()
 
 
-async def _until(engine: VllmEngine, tokens: int) -> None:
-    """Wait until it has sampled so many more; whoever asks has requests that are long enough."""
-    before, idle = (await engine.stats()).decode_tokens, 0
-    while (stats := await engine.stats()).decode_tokens < before + tokens:
-        idle = 0 if stats.running + stats.waiting else idle + 1
-        assert idle < 100, "the requests ended too early"
+async def _until(engine: VllmEngine, tokens: int, names: Sequence[str]) -> None:
+    """Wait until so many tokens of these requests were sampled; whoever asks has requests that are long enough."""
+    seen = 0
+    while seen < tokens:
         await anyio.sleep(0.005)
+        partials = await engine.partial_completions(names)
+        assert partials or not seen, "the requests ended too early"
+        seen = sum(len(partial.tokens) for partial in partials.values())
 
 
 def test_vllm_keeps_the_contract_of_an_engine(bench: Bench) -> None:
@@ -229,8 +230,8 @@ async def _through_an_update(
     async with anyio.create_task_group() as tasks:
         for at in range(at_once):
             tasks.start_soon(one, at)
-        await _until(engine, 20 * at_once)
         names = [f"{mode}/{at}" for at in range(at_once)]
+        await _until(engine, 20 * at_once, names)
         partials = await engine.partial_completions(names)
         assert all({span.version for span in partial.spans} == {0} for partial in partials.values())
         await publisher.publish(new, mode)
@@ -481,7 +482,7 @@ def test_a_server_that_loses_a_process_is_dead_within_a_second_and_leaves_nothin
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask)
-                await _until(engine, 1)
+                await _until(engine, 1, ["x"])
                 os.kill(core, signal.SIGKILL)
                 with anyio.fail_after(1.0):
                     death = await replica.ended()
@@ -645,7 +646,7 @@ def test_adapters_are_served_by_version_and_kept_while_in_use(tmp_path: Path) ->
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(one, "old", LONG)
-                await _until(engine, 10)
+                await _until(engine, 10, ["old"])
                 update = await stage(1)
                 with pytest.raises(SyncError, match="1 requests are live"):
                     await engine.apply(update, "swap")

@@ -1,7 +1,7 @@
 """From a RunConfig to Parts: workers are started, stages are built, the numbers of the run are derived.
 
 Which class implements a ``kind`` is said in the axis' own folder (``KINDS`` in buffer, inflight and runtime; the ``build`` and
-``open`` functions of the stages). Everything is imported by dotted path when it is needed, so that a wrong config is refused
+``open`` functions of the stages). What needs torch is imported in the function that uses it, so that a wrong config is refused
 before torch is imported.
 """
 
@@ -92,6 +92,8 @@ async def open_parts(
     workers. ``learner``: dotted path of the function that builds the learner's core. Raises ConfigError for what only the model
     or the data can tell, PipelineError for a worker that does not start.
     """
+    from corrente.algo.grouped import GroupedAlgorithm
+
     config = _with_model(config)
     text = _text(config, inputs)
     sink = Fanout(sinks)
@@ -112,7 +114,7 @@ async def open_parts(
             scorer=scorer,
             buffer=build_buffer(config, first_ticket=snapshot.next_ticket if snapshot else 0),
             staleness=policies.build(config.staleness),
-            algorithm=load_object("corrente.algo.grouped:GroupedAlgorithm")(config),
+            algorithm=GroupedAlgorithm(config),
             learner=workers.learner,
             sync=workers.sync,
             inflight=build_inflight(config),
@@ -134,21 +136,23 @@ class _Text(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def _with_model(config: RunConfig) -> RunConfig:
     """The config with the directory of its model in place of a name. Raises ConfigError when it has no weights."""
-    model = Path(load_object("corrente.models.cache:resolve_model")(config.model.path))
-    load_object("corrente.models.cache:verify_weight_files")(model)
+    from corrente.models.cache import resolve_model, verify_weight_files
+
+    model = Path(resolve_model(config.model.path))
+    verify_weight_files(model)
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=str(model)))
 
 
 def _text(config: RunConfig, inputs: RunInputs) -> _Text:
     """Prompts for training and evaluation. Raises ConfigError when a reward asks for a column that a dataset lacks."""
-    tokenizer = load_object("corrente.prompts.tokenizer:Tokenizer")(
-        Path(config.model.path), trust_remote_code=config.model.trust_remote_code
-    )
-    chat = load_object("corrente.prompts.chat:ChatTemplate")(tokenizer, config.chat)
-    build = load_object("corrente.prompts.build:build_prompts")
-    build_eval = load_object("corrente.prompts.build:build_eval_prompts")
-    prompts = build(config, tokenizer.encode, chat=chat, passed_dataset=inputs.train_dataset)
-    eval_prompts = build_eval(config, tokenizer.encode, chat=chat, passed_dataset=inputs.eval_dataset)
+    from corrente.prompts.build import build_eval_prompts, build_prompts
+    from corrente.prompts.chat import ChatTemplate
+    from corrente.prompts.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(Path(config.model.path), trust_remote_code=config.model.trust_remote_code)
+    chat = ChatTemplate(tokenizer, config.chat)
+    prompts = build_prompts(config, tokenizer.encode, chat=chat, passed_dataset=inputs.train_dataset)
+    eval_prompts = build_eval_prompts(config, tokenizer.encode, chat=chat, passed_dataset=inputs.eval_dataset)
     if inputs.train_dataset is not None or isinstance(config.prompts, c.Dataset):
         check_loaded_prompts(config, prompts.find_prompts(["0/0"])[0], inputs.reward_functions)
     return _Text(tokenizer=tokenizer, chat=chat, prompts=prompts, eval_prompts=eval_prompts)
@@ -156,8 +160,11 @@ def _text(config: RunConfig, inputs: RunInputs) -> _Text:
 
 def _open_envs(config: RunConfig, inputs: RunInputs, text: _Text, sink: Sink) -> AbstractAsyncContextManager[Any]:
     """The environments of training ("train") and of evaluation ("eval"), which differ in their sampling."""
-    shown = load_object("corrente.score.build:sees_environments")(config, inputs.reward_functions)
-    return load_object("corrente.env.build:open_env")(
+    from corrente.env.build import open_env
+    from corrente.score.build import sees_environments
+
+    shown = sees_environments(config, inputs.reward_functions)
+    return open_env(
         config,
         **inputs.env_objects(),
         chat=text.chat,
@@ -173,8 +180,10 @@ async def _open_scorer(
     config: RunConfig, inputs: RunInputs, spawner: Spawner, logs: Path | None
 ) -> AsyncGenerator[tuple[Scorer, Any]]:
     """The scorer, and the place in it for a teacher that the runtime starts (reward.scorers of kind self_teacher)."""
-    self_teacher = load_object("corrente.score.teacher:TeacherSlot")()
-    open_scorer = load_object("corrente.score.build:open_scorer")
+    from corrente.score.build import open_scorer
+    from corrente.score.teacher import TeacherSlot
+
+    self_teacher = TeacherSlot()
     async with open_scorer(
         config, functions=inputs.reward_functions, spawner=spawner, logs=logs, own=self_teacher
     ) as scorer:

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from corrente.common import rng
 from corrente.common.child_process import STOPS
-from corrente.common.imports import load_object
 from corrente.config import Procs, RunConfig, Window
 from corrente.controller import checkpoint_folder, pipeline
 from corrente.controller.parts import RunResult
@@ -121,6 +120,8 @@ async def run_training(
     before everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the model's files
     could tell.
     """
+    from corrente.adapters.checks import cautions
+
     checkpoints = run_folder_path(config) / CHECKPOINTS
     newest = checkpoint_folder.latest(checkpoints) if resume else None
     if resume and newest is None:
@@ -132,7 +133,7 @@ async def run_training(
         async with anyio.create_task_group() as tasks:
             if signals:
                 tasks.start_soon(_stop_on_signals, started, stop, Fanout(sinks))
-            for caution in load_object("corrente.adapters.checks:cautions")(config):
+            for caution in cautions(config):
                 Fanout(sinks).log_event("warning", caution)
             async with open_parts(
                 config,

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from corrente.common.imports import load_object
 from corrente.config import Embedded, Lora, RunConfig, schema
 from corrente.data.types import ApplyMode, Batch, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
@@ -70,10 +69,12 @@ class LearnerCore(Protocol):
 
 def engine(config: RunConfig, index: int = 0) -> EngineCore:
     """The embedded engine a config asks for, without weights. ``index``: its turn among the GPUs; see devices.py."""
+    from corrente.engine.embedded.core import EmbeddedCore
+
     section, model = config.engine, config.model
     if not isinstance(section, Embedded):
         raise ConfigError(f'engine.kind = "{schema.kind_of(section)}": no worker of corrente serves it')
-    return load_object("corrente.engine.embedded.core:EmbeddedCore")(
+    return EmbeddedCore(
         model=Path(model.path),
         dtype=model.dtype,
         device=devices.engine_device(model.device, index),
@@ -88,4 +89,6 @@ def engine(config: RunConfig, index: int = 0) -> EngineCore:
 
 def learner(config: RunConfig) -> LearnerCore:
     """The learner a config asks for, with the model's weights loaded."""
-    return load_object("corrente.learner.core:TorchLearner")(config, device=devices.learner_device(config.model.device))
+    from corrente.learner.core import TorchLearner
+
+    return TorchLearner(config, device=devices.learner_device(config.model.device))

@@ -104,13 +104,14 @@ class EngineRole:
         shared = self.core.device == "cpu" and (given.fd is not None or bool(given.path))
         slots: Sequence[Any] = ()
         if given.layout.slabs:
+            from corrente.sync.receiver import WeightReceiver
+            from corrente.sync.weight_slots import allocate_slots, map_slots
+
             if shared:
-                map_slots = load_object("corrente.sync.weight_slots:map_slots")
                 slots = map_slots(given.layout, fd=given.fd, path=given.path, count=given.slots)
             else:
-                allocate = load_object("corrente.sync.weight_slots:allocate_slots")
-                slots = allocate(given.layout, device=self.core.device, count=given.slots)
-            self._receiver = load_object("corrente.sync.receiver:WeightReceiver")(given.layout, slots, shared=shared)
+                slots = allocate_slots(given.layout, device=self.core.device, count=given.slots)
+            self._receiver = WeightReceiver(given.layout, slots, shared=shared)
         self._slots = given.slots
         self.core.attach_buffers(slots)
 

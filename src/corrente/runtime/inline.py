@@ -105,24 +105,26 @@ class InlineRuntime:
     async def _open(self, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
         import torch
 
+        from corrente.engine.embedded.async_engine import EmbeddedEngine
+        from corrente.sync.inproc import InprocSync
+        from corrente.sync.lagged import LaggedSync
+        from corrente.sync.weight_slots import allocate_slots
+
         before = torch.get_num_threads()
         asked = config.runtime.threads if isinstance(config.runtime, Inline) else 0
         torch.set_num_threads(asked or len(available_cpus()))
         try:
             core, learner = load_object(self._engine)(config), load_object(self._learner)(config)
-            engine = load_object("corrente.engine.embedded.async_engine:EmbeddedEngine")(core)
-            buffers = load_object("corrente.sync.weight_slots:allocate_slots")(core.layout(), device=core.device)
+            engine = EmbeddedEngine(core)
+            buffers = allocate_slots(core.layout(), device=core.device)
             core.attach_buffers(buffers)
-            sync = load_object("corrente.sync.inproc:InprocSync")(
-                engine=engine, layout=core.layout(), buffers=buffers, tensors=learner.tensors
-            )
+            sync = InprocSync(engine=engine, layout=core.layout(), buffers=buffers, tensors=learner.tensors)
             teacher = self._teacher(config, buffers)
             with raising_root_cause():
                 async with anyio.create_task_group() as group:
                     group.start_soon(engine.run)
                     if teacher is not None:
-                        lagged = load_object("corrente.sync.lagged:LaggedSync")
-                        sync = lagged(sync, teacher, tell=tell, before_export=True)
+                        sync = LaggedSync(sync, teacher, tell=tell, before_export=True)
                         group.start_soon(sync.run)
                     yield Workers(engine=engine, learner=InlineLearner(learner), sync=sync, teacher=teacher)
                     group.cancel_scope.cancel()
@@ -130,9 +132,10 @@ class InlineRuntime:
             torch.set_num_threads(before)
 
     def _teacher(self, config: RunConfig, buffers: Any) -> InlineTeacher | None:
+        from corrente.sync.lagged_receiver import LaggedReceiver
+
         if self_teacher(config) is None:
             return None
         core, (lag, temperature) = load_object(self._engine)(as_teacher(config)), terms(config)
-        make = load_object("corrente.sync.lagged_receiver:LaggedReceiver")
-        receiver = make(core.layout(), lag=lag, shared=buffers, device=core.device)
+        receiver = LaggedReceiver(core.layout(), lag=lag, shared=buffers, device=core.device)
         return InlineTeacher(core, receiver, temperature=temperature)

@@ -90,11 +90,12 @@ class LearnerRole:
         """Get ready to send weights in that layout, by the transport of the config; an engine without weights needs none."""
         if not given.layout.slabs:
             return
+        from corrente.sync.sender import build
+        from corrente.sync.weight_slots import map_slots
+
         shared = None
         if given.fd is not None:
-            map_slots = load_object("corrente.sync.weight_slots:map_slots")
             shared = map_slots(given.layout, fd=given.fd, count=given.slots)
-        build = load_object("corrente.sync.sender:build")
         device = devices.learner_device(self._config.model.device)
         self._sender = build(
             self._config, given.layout, shared=shared, path=given.path, device=device, slots=given.slots

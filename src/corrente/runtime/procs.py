@@ -80,24 +80,24 @@ class ProcsRuntime:
 
     @asynccontextmanager
     async def _open_with(self, spawner: Spawner, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
+        from corrente.sync.lagged import LaggedSync
+        from corrente.sync.shared_memory import SharedMemory
+        from corrente.sync.slot_sync import build
+
         section = config.runtime if isinstance(config.runtime, Procs) else Procs()
         where = self._place(section.placement, available_cpus())
-        memory = (
-            load_object("corrente.sync.shared_memory:SharedMemory")()
-            if transport_of(config.sync).shares_memory
-            else None
-        )
+        memory = SharedMemory() if transport_of(config.sync).shares_memory else None
         weights = RunWeights(memory)
         try:
             async with anyio.create_task_group() as group:
                 pool = _pool(config, self._launcher(spawner, config, where, weights, tell), tell)
                 learner, teacher = await self._start(_sharing(spawner, weights), config, where, pool, weights, group)
                 sender = ProcLearner(learner)
-                sync = load_object("corrente.sync.slot_sync:build")(config.sync, engine=pool, sender=sender)
+                sync = build(config.sync, engine=pool, sender=sender)
                 pool.catch_up_by(sync.catch_up)
                 own = ProcEngine(teacher) if teacher is not None else None
                 if own is not None:
-                    sync = load_object("corrente.sync.lagged:LaggedSync")(sync, own, tell=tell)
+                    sync = LaggedSync(sync, own, tell=tell)
                     group.start_soon(sync.run)
                 if config.pool.join:
                     await group.start(self._join_server(config, weights, pool, tell).run)
@@ -188,7 +188,9 @@ async def _watch(worker: Worker, stop_s: float) -> None:
 
 def _pool(config: RunConfig, launcher: Launcher, tell: Tell) -> Any:
     """The pool. Each replica has half of the time that a publish may take: one that is stuck does not use up the others'."""
-    return load_object("corrente.engine.pool.pool:EnginePool")(
+    from corrente.engine.pool.pool import EnginePool
+
+    return EnginePool(
         launcher,
         restarts=config.pool.restarts,
         rows=config.engine.max_sequences,

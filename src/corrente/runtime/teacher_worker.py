@@ -79,12 +79,13 @@ class TeacherRole:
         """See Role. Nothing outlives the process."""
 
     def _attach(self, given: wire.Attach) -> None:
+        from corrente.sync.lagged_receiver import LaggedReceiver
+        from corrente.sync.weight_slots import map_slots
+
         shared: Any = ()
         if given.fd is not None or given.path:
-            shared = load_object("corrente.sync.weight_slots:map_slots")(given.layout, fd=given.fd, path=given.path)
-        self._receiver = load_object("corrente.sync.lagged_receiver:LaggedReceiver")(
-            given.layout, lag=self._lag, shared=shared, device=self.core.device
-        )
+            shared = map_slots(given.layout, fd=given.fd, path=given.path)
+        self._receiver = LaggedReceiver(given.layout, lag=self._lag, shared=shared, device=self.core.device)
         self.core.attach_buffers(self._receiver.slots)
 
     def _receive(self, number: int, offer: Offer) -> None:

@@ -109,14 +109,16 @@ async def _flip(case: EngineCase, update: Update, mode: ApplyMode) -> None:
     await (case.flip or case.engine.apply)(update, mode)
 
 
-async def _until_decoding(case: EngineCase, call: Pending) -> None:
-    """Wait until the engine has sampled something for the call in flight."""
-    before = (await case.engine.stats()).decode_tokens
+async def _until_decoding(case: EngineCase, call: Pending, request: Request) -> None:
+    """Wait until the engine has sampled something of a request, whose call is in flight."""
     while not call.done:
-        stats = await case.engine.stats()
-        if stats.running and stats.decode_tokens > before:
+        partials = await case.engine.partial_completions([request.id])
+        if request.id in partials and len(partials[request.id].tokens):
             return
         await anyio.sleep(case.tick_s)
+    if call.result is not None:
+        reason = call.result.finish_reason
+        expect(reason != "abort", "a request whose partial is asked for goes on, to its own end", reason)
     raise AssertionError(
         f"the request ended too early; case.long_tokens = {case.long_tokens} is too small: {call.error}"
     )
@@ -176,7 +178,7 @@ async def _abort_returns_what_there_is(case: EngineCase) -> None:
     await _hold(case, 0)
     request = _request(case, "aborted", tokens=case.long_tokens)
     async with pending(lambda: case.engine.generate(request)) as call:
-        await _until_decoding(case, call)
+        await _until_decoding(case, call, request)
         await case.engine.abort(["nobody", "aborted"])
         await call.finished.wait()
     done: Completion = call.result
@@ -193,7 +195,7 @@ async def _a_resumed_request_ends_as_if_undisturbed(case: EngineCase) -> None:
         request = _request(case, f"resumed/{temperature}", tokens=case.long_tokens, seed=3, temperature=temperature)
         whole = await case.engine.generate(request)
         async with pending(lambda request=request: case.engine.generate(request)) as call:
-            await _until_decoding(case, call)
+            await _until_decoding(case, call, request)
             await case.engine.abort([request.id])
             await call.finished.wait()
         first: Completion = call.result
@@ -218,7 +220,7 @@ async def _partials_are_told_and_requests_go_on(case: EngineCase) -> None:
     await _hold(case, 0)
     request = _request(case, "told", tokens=case.long_tokens)
     async with pending(lambda: case.engine.generate(request)) as call:
-        await _until_decoding(case, call)
+        await _until_decoding(case, call, request)
         told = await case.engine.partial_completions(["nobody", "told"])
         await call.finished.wait()
     if call.error:
@@ -244,7 +246,7 @@ async def _a_cancelled_call_frees_the_sequence(case: EngineCase) -> None:
     request = _request(case, "cancelled", tokens=case.long_tokens)
     before = (await case.engine.stats()).decode_tokens
     async with pending(lambda: case.engine.generate(request)) as call:
-        await _until_decoding(case, call)
+        await _until_decoding(case, call, request)
         await call.cancel()
     stats, looks = await case.engine.stats(), 0
     while (stats.running or stats.waiting) and looks < 1000:
@@ -260,7 +262,7 @@ async def _tokens_carry_the_version_that_sampled_them(case: EngineCase) -> None:
     for version, mode in ((1, "swap"), (2, "recompute")):
         request = _request(case, f"flipped/{mode}", tokens=case.long_tokens)
         async with pending(lambda request=request: case.engine.generate(request)) as call:
-            await _until_decoding(case, call)
+            await _until_decoding(case, call, request)
             await _flip(case, await case.stage(version), "recompute" if mode == "recompute" else "swap")
             late = await case.engine.generate(_request(case, f"late/{mode}", tokens=2))
             await call.finished.wait()
@@ -280,7 +282,7 @@ async def _a_snapshot_leaves_live_sequences_their_weights(case: EngineCase) -> N
     await _hold(case, 0)
     request = _request(case, "old", tokens=case.long_tokens)
     async with pending(lambda: case.engine.generate(request)) as call:
-        await _until_decoding(case, call)
+        await _until_decoding(case, call, request)
         await _flip(case, await case.stage(1), "snapshot")
         late = await case.engine.generate(_request(case, "new", tokens=2))
         async with pending(lambda: case.stage(2)) as staging:
