@@ -81,7 +81,7 @@ def _run(body: Callable[[Workers, News], Awaitable[None]], *, pool: Pool = Pool(
     async def main() -> None:
         with anyio.fail_after(240):
             runtime = ProcsRuntime(engine="weighted:engine", learner="weighted:learner")
-            async with runtime.open(config, tell=news) as workers:
+            async with runtime.open(config, log_event=news) as workers:
                 await body(workers, news)
 
     before = _footprint()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from corrente import config as c
+from corrente.common.events import LogEvent, ignore_event
 from corrente.data.types import Batch, Request, Row, Sampling
-from corrente.engine.launcher import Tell, untold
 from corrente.errors import SyncError
 from corrente.runtime.base import Workers
 from corrente.runtime.procs import ProcsRuntime
@@ -40,9 +40,9 @@ def _cores(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)
 
 
-def _open(section: object, folder: Path, *, tell: Tell = untold):
+def _open(section: object, folder: Path, *, log_event: LogEvent = ignore_event):
     config = c.RunConfig(sync=section, run=c.Run(dir=str(folder)), pool=c.Pool(replicas=2))  # pyright: ignore
-    return ProcsRuntime(engine="weighted:engine", learner="weighted:learner").open(config, tell=tell)
+    return ProcsRuntime(engine="weighted:engine", learner="weighted:learner").open(config, log_event=log_event)
 
 
 async def _step(workers: Workers) -> float:
@@ -179,7 +179,7 @@ def test_engine_that_is_killed_costs_no_version_and_its_successor_is_caught_up(k
         killed, back = anyio.Event(), anyio.Event()
         pids: list[int] = []
 
-        def tell(level: str, message: str) -> None:
+        def log_event(level: str, message: str) -> None:
             if killed.is_set() and "engine-1 is ready" in message:
                 back.set()
 
@@ -193,7 +193,7 @@ def test_engine_that_is_killed_costs_no_version_and_its_successor_is_caught_up(k
                     await anyio.lowlevel.checkpoint()
             raise AssertionError(f"version {version} was not published in three attempts")
 
-        async with _open(SECTIONS[kind], tmp_path, tell=tell) as workers:
+        async with _open(SECTIONS[kind], tmp_path, log_event=log_event) as workers:
             for version in range(3):
                 await publish(workers, version)
             found = subprocess.run(

@@ -54,7 +54,7 @@ from corrente.testing import EngineCase, check_engine
 pytestmark = pytest.mark.vllm
 
 PROMPT = np.array([5, 6, 7, 8, 9], np.int32)
-LONG = 2400
+LONG = 1500
 """Tokens. Longer than it takes to see that a request goes on and to act on it, however busy the machine is."""
 
 
@@ -609,7 +609,7 @@ def test_adapters_are_served_by_version_and_kept_while_in_use(tmp_path: Path) ->
     pytest.importorskip("peft")
     from corrente.adapters.lora import LoraAdapters as Adapted
 
-    source = write_model(tmp_path / "model", layers=2)
+    source = write_model(tmp_path / "model", layers=16)
     settings = Lora(rank=4, alpha=32.0)
     config = RunConfig(
         model=Model(path=str(source)), engine=Vllm(max_context=CONTEXT), adapters=settings, inflight=OldWeights()

@@ -16,9 +16,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 from corrente.data.types import Completion, Floats, Sampling, Tokens
 
 ALPHABET = string.ascii_lowercase + string.digits + " +=\n"
-CONTEXT = 2560
+CONTEXT = 1664
 END = 1
-LAYERS = 24
+LAYERS = 40
 
 
 def write_model(folder: Path, *, seed: int = 0, ends: bool = False, layers: int = LAYERS) -> Path:

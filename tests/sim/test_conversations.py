@@ -83,7 +83,7 @@ class Table:
                 factory() if factory else None, functions=functions, offload=call_inline, deadline_s=given.deadline_s
             )
 
-        self.pool = InstancePool(make, limit=limit, tell=lambda level, message: self.events.append(message))
+        self.pool = InstancePool(make, limit=limit, log_event=lambda level, message: self.events.append(message))
         stage = EnvInstance(factory() if factory else None, functions=functions, offload=call_inline, deadline_s=1)
         renderer, self.tokenizer = chat_renderer(template, tools=[tool_schema(f) for f in stage.functions])
         self.env = Conversation(

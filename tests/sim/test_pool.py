@@ -120,7 +120,7 @@ class Case(msgspec.Struct, kw_only=True, eq=False):
 @asynccontextmanager
 async def _open(fleet: Fleet, **given) -> AsyncGenerator[Case]:
     news: list[str] = []
-    pool = EnginePool(fleet, tell=lambda _, text: news.append(text), **{"slack": 2, "deadline_s": 50.0, **given})
+    pool = EnginePool(fleet, log_event=lambda _, text: news.append(text), **{"slack": 2, "deadline_s": 50.0, **given})
     sync = VirtualSync(pool)  # pyright: ignore[reportArgumentType]
     pool.catch_up_by(sync.catch_up)
     failure: BaseException | None = None

@@ -104,7 +104,7 @@ def taught_run(
     async def main() -> tuple[Simulation, Noting, LaggedSync]:
         simulation = build(config, world)
         sink = simulation.parts.sink
-        followed = LaggedSync(simulation.sync, teacher, tell=sink.log_event)
+        followed = LaggedSync(simulation.sync, teacher, log_event=sink.log_event)
         source = TeacherSource(teacher, name="self", top=1)
         noting = Noting(CombinedScorer([(Rewarding(), ScorerTerms()), (source, ScorerTerms())]), simulation.sync)
         simulation.parts = msgspec.structs.replace(simulation.parts, sync=followed, scorer=noting)

@@ -1,4 +1,4 @@
-"""The valve between pipeline and engine under each landing: who waits for whom, and that nobody waits for ever."""
+"""The gate between pipeline and engine under each landing: who waits for whom, and that nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def no_engine(ids: Sequence[str]) -> None:
     raise AssertionError(f"nobody was to be interrupted, but {ids} were")
 
 
-async def passed(valve: RequestGate) -> None:
+async def passed(gate: RequestGate) -> None:
     """One request, over as soon as it is let in."""
-    async with valve.request("r"):
+    async with gate.request("r"):
         pass
 
 
@@ -36,11 +36,11 @@ def land(policy, *, entries: list[tuple[float, float]]) -> tuple[float, list[flo
     """Requests that start and last so many seconds, and a landing that begins at 10: when it flipped, when each got in."""
 
     async def main() -> tuple[float, list[float], str]:
-        valve, entered, flips = RequestGate(no_engine), [0.0] * len(entries), []
+        gate, entered, flips = RequestGate(no_engine), [0.0] * len(entries), []
 
         async def request(at: int, start_s: float, lasts_s: float) -> None:
             await anyio.sleep(start_s)
-            async with valve.group(at, version=0), valve.request(str(at)):
+            async with gate.group(at, version=0), gate.request(str(at)):
                 entered[at] = anyio.current_time()
                 await anyio.sleep(lasts_s)
 
@@ -52,8 +52,8 @@ def land(policy, *, entries: list[tuple[float, float]]) -> tuple[float, list[flo
             for at, (start_s, lasts_s) in enumerate(entries):
                 tasks.start_soon(request, at, start_s, lasts_s)
             await anyio.sleep(10.0)
-            await policy.land(valve, flip, version=1)
-        assert valve.live == (0, 0)
+            await policy.land(gate, flip, version=1)
+        assert gate.live == (0, 0)
         return flips[0][0], entered, flips[0][1]
 
     return run_virtual(main, limit_s=1000)
@@ -86,21 +86,23 @@ def test_failed_or_cancelled_landing_lets_the_held_in() -> None:
             async def deaf(ids: Sequence[str]) -> None:
                 pass
 
-            valve = RequestGate(deaf)
+            gate = RequestGate(deaf)
 
             async def fail(mode: str) -> None:
                 raise SyncError("no")
 
             with pytest.raises(SyncError):
-                await policy.land(valve, fail, version=1)
-            async with valve.group(0, version=0), valve.request("r"):
+                await policy.land(gate, fail, version=1)
+            async with gate.group(0, version=0), gate.request("r"):
                 pass
-            live = valve.group(1, version=0) if isinstance(policy, BarrierPolicy) else valve.request("r")
+            live = gate.group(1, version=0) if isinstance(policy, BarrierPolicy) else gate.request("r")
             await live.__aenter__()
-            async with pending(lambda policy=policy, valve=valve: policy.land(valve, fail, version=1)) as landing:
+            async with pending(
+                lambda policy=policy, gate=gate: policy.land(gate, fail, version=1)
+            ) as landing:
                 assert not landing.done
                 await landing.cancel()
-            async with valve.group(2, version=0), valve.request("r"):
+            async with gate.group(2, version=0), gate.request("r"):
                 pass
             await live.__aexit__(None, None, None)
 
@@ -109,25 +111,25 @@ def test_failed_or_cancelled_landing_lets_the_held_in() -> None:
 
 def test_cancelling_a_held_request_leaves_no_trace() -> None:
     async def main() -> None:
-        valve = RequestGate(no_engine)
-        async with valve.quiet_requests():
-            async with pending(lambda: passed(valve)) as held:
+        gate = RequestGate(no_engine)
+        async with gate.quiet_requests():
+            async with pending(lambda: passed(gate)) as held:
                 assert not held.done
                 await held.cancel()
-            assert valve.live == (0, 0)
-        async with valve.request("r"):
-            assert valve.live == (1, 0)
+            assert gate.live == (0, 0)
+        async with gate.request("r"):
+            assert gate.live == (1, 0)
 
     run_virtual(main)
 
 
 def test_two_holders_hold_until_both_let_go() -> None:
     async def main() -> None:
-        valve = RequestGate(no_engine)
-        first, second = valve.quiet_requests(), valve.quiet_requests()
+        gate = RequestGate(no_engine)
+        first, second = gate.quiet_requests(), gate.quiet_requests()
         await first.__aenter__()
         await second.__aenter__()
-        async with pending(lambda: passed(valve)) as held:
+        async with pending(lambda: passed(gate)) as held:
             await first.__aexit__(None, None, None)
             await anyio.wait_all_tasks_blocked()
             assert not held.done
@@ -145,7 +147,7 @@ class Ending:
     """Requests that last until they are told to end; those named ``late`` are not known to the engine for so many seconds."""
 
     def __init__(self, late: dict[str, float] | None = None) -> None:
-        self.valve = RequestGate(self.abort)
+        self.gate = RequestGate(self.abort)
         self.late = late or {}
         self.live: dict[str, anyio.Event] = {}
         self.interrupted: dict[str, list[bool]] = {}
@@ -156,7 +158,7 @@ class Ending:
             self.live[name].set()
 
     async def request(self, name: str) -> None:
-        async with self.valve.request(name) as passage:
+        async with self.gate.request(name) as passage:
             await anyio.sleep(self.late.get(name, 0.0))
             self.live[name] = anyio.Event()
             await self.live[name].wait()
@@ -170,8 +172,8 @@ def test_interruption_ends_the_live_and_holds_the_new_back() -> None:
             for name in "ab":
                 tasks.start_soon(ending.request, name)
             await anyio.sleep(1.0)
-            async with ending.valve.interrupted():
-                assert ending.valve.live == (0, 0)
+            async with ending.gate.interrupted():
+                assert ending.gate.live == (0, 0)
                 tasks.start_soon(ending.request, "c")
                 await anyio.sleep(1.0)
                 assert set(ending.live) == {"a", "b"}
@@ -189,8 +191,8 @@ def test_interruption_asks_again_for_a_request_that_was_on_its_way() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ending.request, "a")
             await anyio.wait_all_tasks_blocked()
-            async with ending.valve.interrupted():
-                assert ending.valve.live == (0, 0)
+            async with ending.gate.interrupted():
+                assert ending.gate.live == (0, 0)
                 assert 1.2 <= anyio.current_time() <= 1.8
 
     run_virtual(main, limit_s=10)
@@ -204,7 +206,7 @@ def test_interruption_does_not_wait_for_ever() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ending.request, "a")
             await anyio.wait_all_tasks_blocked()
-            async with ending.valve.interrupted():
+            async with ending.gate.interrupted():
                 assert anyio.current_time() == pytest.approx(PATIENCE_S)
             tasks.cancel_scope.cancel()
 
@@ -216,11 +218,11 @@ def test_engine_that_cannot_abort_fails_the_landing() -> None:
         raise GenerationError("no such call")
 
     async def main() -> None:
-        valve = RequestGate(refuse)
-        async with valve.request("r"):
+        gate = RequestGate(refuse)
+        async with gate.request("r"):
             with pytest.raises(SyncError, match="could not be interrupted: no such call"):
-                await ResumePolicy().land(valve, lambda mode: anyio.sleep(0), version=1)
-        await passed(valve)
+                await ResumePolicy().land(gate, lambda mode: anyio.sleep(0), version=1)
+        await passed(gate)
 
     run_virtual(main, limit_s=10)
 
@@ -230,14 +232,14 @@ def test_engine_that_cannot_abort_fails_the_landing() -> None:
 
 def test_groups_past_the_bound_are_given_up_as_wholes_and_the_others_go_on() -> None:
     async def main() -> list[tuple[int, bool, float]]:
-        valve, seen = RequestGate(no_engine), list[tuple[int, bool, float]]()
+        gate, seen = RequestGate(no_engine), list[tuple[int, bool, float]]()
 
         async def member(version: int) -> None:
-            async with valve.request(f"{version}"):
+            async with gate.request(f"{version}"):
                 await anyio.sleep(50.0)
 
         async def group(version: int) -> None:
-            async with valve.group(version, version=version) as passage, anyio.create_task_group() as members:
+            async with gate.group(version, version=version) as passage, anyio.create_task_group() as members:
                 members.start_soon(member, version)
                 members.start_soon(member, version)
             seen.append((version, passage.given_up, anyio.current_time()))
@@ -249,7 +251,7 @@ def test_groups_past_the_bound_are_given_up_as_wholes_and_the_others_go_on() -> 
             for version in range(4):
                 tasks.start_soon(group, version)
             await anyio.sleep(10.0)
-            await CancelPolicy(max_age=2).land(valve, flip, version=4)
+            await CancelPolicy(max_age=2).land(gate, flip, version=4)
         return sorted(seen)
 
     assert run_virtual(main, limit_s=100) == [(0, True, 11.0), (1, True, 11.0), (2, False, 50.0), (3, False, 50.0)]

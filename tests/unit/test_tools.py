@@ -247,7 +247,7 @@ def opened(
             chat=ChatTemplate(tokenizer, Chat()),  # type: ignore[arg-type]
             tokenizer=tokenizer,
             samplings={"train": Sampling(), "eval": Sampling(temperature=0.0)},
-            tell=lambda level, message: said.append(f"{level}: {message}"),
+            log_event=lambda level, message: said.append(f"{level}: {message}"),
         ) as envs:
             return envs
 

@@ -32,7 +32,7 @@ class Heard(Callbacks):
 
 def watcher(heard: Heard, steps: Steps, *, stop: anyio.Event | None = None) -> Watcher:
     heard.state.max_steps = steps.total
-    return Watcher(heard, steps=steps, stop=stop or anyio.Event(), folder=Path("x"), tell=lambda _: None)
+    return Watcher(heard, steps=steps, stop=stop or anyio.Event(), folder=Path("x"), log_event=lambda _: None)
 
 
 @pytest.mark.parametrize("larger", [None, True])

@@ -36,7 +36,7 @@ def attach(handler: Handler, folder: Path, *, within_s: float, told: list[str] |
                     config,
                     weights=RunWeights(),
                     spawner=spawner,
-                    tell=lambda level, line: said.append(f"{level}: {line}"),
+                    log_event=lambda level, line: said.append(f"{level}: {line}"),
                 )
                 async with made.launch(0) as replica:
                     return replica.name

@@ -83,7 +83,7 @@ class Pipeline:
         self.gate = RequestGate(parts.engine.abort)
         self._alarms = Alarms(self.plan.alarm, parts.sink)
         self._player = Player(parts, parts.env, gate=self.gate, waits=self.journal.waits, budget=state.failures)
-        self._publisher = Publisher(parts, valve=self.gate, journal=self.journal)
+        self._publisher = Publisher(parts, request_gate=self.gate, journal=self.journal)
         self._evaluator = Evaluator(parts, state, gate=self.gate)
         self._reporter = Reporter(parts, state)
         self._checkpointer = Checkpointer(parts, state)

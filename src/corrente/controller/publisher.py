@@ -25,10 +25,10 @@ T = TypeVar("T")
 class Publisher:
     """Transfers weights and waits for what the inflight policy asks; knows nothing of slots or learners' steps."""
 
-    def __init__(self, parts: Parts, *, valve: RequestGate, journal: Journal) -> None:
+    def __init__(self, parts: Parts, *, request_gate: RequestGate, journal: Journal) -> None:
         self._sync = parts.sync
         self._inflight = parts.inflight
-        self._valve = valve
+        self._request_gate = request_gate
         self._journal = journal
         self._retries = parts.plan.publish_retries
 
@@ -68,7 +68,7 @@ class Publisher:
         with self._journal.waits.register_wait("publish", "the inflight policy and the flip"):
             await self._retrying(
                 f"publishing version {update.version}",
-                lambda: self._inflight.land(self._valve, flip, version=update.version),
+                lambda: self._inflight.land(self._request_gate, flip, version=update.version),
             )
         assert flips == 1, f"{type(self._inflight).__name__} flipped {flips} times"
         self._journal.span("sync", f"publish {update.version}", start_s)

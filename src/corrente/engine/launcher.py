@@ -16,13 +16,6 @@ from corrente.errors import WorkerDied
 from corrente.sync.base import Receiver
 from corrente.sync.layout import Layout
 
-Tell = Callable[[str, str], None]
-"""Called with news about workers: a level ("info", "warning") and a line. See observe.base.Sink.log_event."""
-
-
-def untold(level: str, message: str) -> None:
-    """A ``Tell`` that drops the news."""
-
 
 class ReplicaEngine(Engine, Receiver, Protocol):
     """An engine, and the receiver of its weights. Calls that wait for one that died raise WorkerDied."""
@@ -63,7 +56,7 @@ class SharedWeights(Protocol):
 
 class Launcher(Protocol):
     """Starts replicas of one kind of engine. Built as ``make(config, weights=SharedWeights, spawner=Spawner, logs=Path | None,
-    tell=Tell)``; ``spawner`` starts its processes.
+    log_event=LogEvent)``; ``spawner`` starts its processes.
 
     ``replicas``: the number of replicas at the start. ``launch(index)``: entering the context starts replica ``index`` (again,
     if it was started before) and returns it when it can take weights; WorkerDied when it ended before that, another CorrenteError

@@ -102,7 +102,7 @@ async def open_parts(
         open_local_spawner() as spawner,
         _open_envs(config, inputs, text, sink) as envs,
         _open_scorer(config, inputs, spawner, logs) as (scorer, self_teacher),
-        make_runtime(learner=learner, spawner=spawner, logs=logs).open(config, tell=sink.log_event) as workers,
+        make_runtime(learner=learner, spawner=spawner, logs=logs).open(config, log_event=sink.log_event) as workers,
     ):
         if workers.teacher is not None:
             self_teacher.fill(workers.teacher)
@@ -170,7 +170,7 @@ def _open_envs(config: RunConfig, inputs: RunInputs, text: _Text, sink: Sink) ->
         chat=text.chat,
         tokenizer=text.tokenizer,
         samplings={"train": config.sampling, "eval": eval_sampling(config)},
-        tell=sink.log_event,
+        log_event=sink.log_event,
         shown=shown,
     )
 

@@ -114,7 +114,7 @@ async def run_evaluation(
 
 async def _evaluate(parts: Parts, *, step: int, version: int) -> Evaluation:
     state, gate = RunState(parts), RequestGate(parts.engine.abort)
-    publisher = Publisher(parts, valve=gate, journal=state.journal)
+    publisher = Publisher(parts, request_gate=gate, journal=state.journal)
     evaluator = Evaluator(parts, state, gate=gate)
     evaluator.use_whole_engine()
     evaluation: Evaluation | None = None

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from corrente.common.events import LogEvent
 from corrente.common.imports import import_callable
 from corrente.common.threads import DaemonThreads
 from corrente.config import Embedded, RunConfig
@@ -21,7 +22,7 @@ from corrente.env.base import Env
 from corrente.env.chat_renderer import ChatRenderer, HasTokenizer
 from corrente.env.conversation import Conversation, EnvSetup
 from corrente.env.instance import EnvInstance
-from corrente.env.pool import InstancePool, Tell
+from corrente.env.pool import InstancePool
 from corrente.env.single import SingleTurnEnv
 from corrente.env.tools import Offload, call_function, tool_schema, with_deadline
 from corrente.errors import ConfigError
@@ -41,7 +42,7 @@ async def open_env(
     chat: ChatEncoder,
     tokenizer: HasTokenizer,
     samplings: Mapping[str, Sampling],
-    tell: Tell,
+    log_event: LogEvent,
     shown: bool = True,
     offload: Offload | None = None,
 ) -> AsyncGenerator[dict[str, Env]]:
@@ -58,7 +59,7 @@ async def open_env(
     if isinstance(rules, Single):
         yield {name: SingleTurnEnv(sampling) for name, sampling in samplings.items()}
         return
-    builder = _SetupBuilder(rules, tell=tell, offload=offload or DaemonThreads(limit=rules.at_once))
+    builder = _SetupBuilder(rules, log_event=log_event, offload=offload or DaemonThreads(limit=rules.at_once))
     try:
         setups = await builder.make_setups(chat, tokenizer, tools=tools, environment_factory=environment_factory)
         embedded = isinstance(config.engine, Embedded)
@@ -96,8 +97,8 @@ def _renders_tools(chat: ChatEncoder, tools: Sequence[Tool]) -> bool:
 class _SetupBuilder:
     """Makes one EnvSetup per environment, and closes their pools at the end."""
 
-    def __init__(self, rules: EnvRules, *, tell: Tell, offload: Offload) -> None:
-        self._rules, self._tell, self._offload = rules, tell, offload
+    def __init__(self, rules: EnvRules, *, log_event: LogEvent, offload: Offload) -> None:
+        self._rules, self._log_event, self._offload = rules, log_event, offload
         self._pools: list[InstancePool] = []
 
     async def make_setups(
@@ -115,7 +116,9 @@ class _SetupBuilder:
         out: dict[str, EnvSetup] = {}
         for name, factory in self._factories(environment_factory).items():
             limit = rules.instances if isinstance(rules, Environments) else 0
-            pool = InstancePool(partial(self._make_instance, factory, functions), limit=limit, tell=self._tell)
+            pool = InstancePool(
+                partial(self._make_instance, factory, functions), limit=limit, log_event=self._log_event
+            )
             self._pools.append(pool)
             probe = await pool.acquire()
             pool.end_episode(probe)
@@ -125,7 +128,7 @@ class _SetupBuilder:
             renderer.check_format(keep_history=rules.history == "kept")
             if schemas and not _renders_tools(chat, schemas):
                 names = ", ".join(function.__name__ for function in probe.functions)
-                self._tell(
+                self._log_event(
                     "warning",
                     f"the chat template does not render tools, so the policy is not told of {names}, unless a message does that; "
                     "chat.template names another template",

@@ -13,18 +13,17 @@ from contextlib import suppress
 
 import anyio
 
+from corrente.common.events import LogEvent, ignore_event
 from corrente.env.instance import EnvInstance
 
 Make = Callable[[], Awaitable[EnvInstance]]
-Tell = Callable[[str, str], None]
-"""Level and message of an event."""
 
 
 class InstancePool:
-    """Idle instances for reuse. ``limit``: instances in play; 0: any number. ``tell`` reports errors of closing."""
+    """Idle instances for reuse. ``limit``: instances in play; 0: any number. ``log_event`` reports errors of closing."""
 
-    def __init__(self, make: Make, *, limit: int = 0, tell: Tell = lambda level, message: None) -> None:
-        self._make, self._limit, self._tell = make, limit, tell
+    def __init__(self, make: Make, *, limit: int = 0, log_event: LogEvent = ignore_event) -> None:
+        self._make, self._limit, self._log_event = make, limit, log_event
         self._idle: list[EnvInstance] = []
         self._slots: anyio.CapacityLimiter | None = None
         self.made = self.closed = 0
@@ -76,7 +75,7 @@ class InstancePool:
             try:
                 await instance.close()
             except Exception as error:  # anybody's code; the instance is gone either way
-                self._tell("warning", f"{instance.name} could not be closed: {type(error).__name__}: {error}")
+                self._log_event("warning", f"{instance.name} could not be closed: {type(error).__name__}: {error}")
         self.closed += 1
 
     async def _take_slot(self, slot: object) -> None:

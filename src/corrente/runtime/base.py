@@ -13,10 +13,10 @@ from typing import Protocol
 
 import msgspec
 
+from corrente.common.events import LogEvent, ignore_event
 from corrente.config import RunConfig
 from corrente.data.types import Scores, Tokens
 from corrente.engine.base import Engine
-from corrente.engine.launcher import Tell, untold
 from corrente.learner.base import Learner
 from corrente.sync.base import Receiver, Sync
 
@@ -42,4 +42,6 @@ class Runtime(Protocol):
     leaves no process, port, shared memory or temporary file. A worker that dies in between, and is not replaced, raises
     WorkerDied, with its name and its last output, in the task that entered."""
 
-    def open(self, config: RunConfig, *, tell: Tell = untold) -> AbstractAsyncContextManager[Workers]: ...
+    def open(
+        self, config: RunConfig, *, log_event: LogEvent = ignore_event
+    ) -> AbstractAsyncContextManager[Workers]: ...

@@ -15,11 +15,11 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from corrente.common.events import LogEvent, ignore_event
 from corrente.common.imports import load_object
 from corrente.common.spawn import Spawner
 from corrente.config import Inline, RunConfig
 from corrente.data.types import ApplyMode, Batch, Metrics, Scores, Tokens
-from corrente.engine.launcher import Tell, untold
 from corrente.errors import raising_root_cause
 from corrente.runtime import cores
 from corrente.runtime.base import Workers
@@ -97,12 +97,12 @@ class InlineRuntime:
     ) -> None:
         self._engine, self._learner = engine, learner
 
-    def open(self, config: RunConfig, *, tell: Tell = untold) -> AbstractAsyncContextManager[Workers]:
+    def open(self, config: RunConfig, *, log_event: LogEvent = ignore_event) -> AbstractAsyncContextManager[Workers]:
         """See Runtime. There is no other process to die; what the engine raises ends the run as it is."""
-        return self._open(config, tell)
+        return self._open(config, log_event)
 
     @asynccontextmanager
-    async def _open(self, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
+    async def _open(self, config: RunConfig, log_event: LogEvent) -> AsyncIterator[Workers]:
         import torch
 
         from corrente.engine.embedded.async_engine import EmbeddedEngine
@@ -124,7 +124,7 @@ class InlineRuntime:
                 async with anyio.create_task_group() as group:
                     group.start_soon(engine.run)
                     if teacher is not None:
-                        sync = LaggedSync(sync, teacher, tell=tell, before_export=True)
+                        sync = LaggedSync(sync, teacher, log_event=log_event, before_export=True)
                         group.start_soon(sync.run)
                     yield Workers(engine=engine, learner=InlineLearner(learner), sync=sync, teacher=teacher)
                     group.cancel_scope.cancel()

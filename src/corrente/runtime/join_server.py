@@ -20,10 +20,11 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from corrente.common import rpc
+from corrente.common.events import LogEvent
 from corrente.common.rpc_client import RpcClient
 from corrente.common.serialization import decode
 from corrente.config import Procs, RunConfig
-from corrente.engine.launcher import Replica, SharedWeights, Tell
+from corrente.engine.launcher import Replica, SharedWeights
 from corrente.errors import CorrenteError, PipelineError, raising_root_cause
 from corrente.runtime import handshake, wire
 from corrente.runtime.embedded_launcher import prepare_engine, ready_within
@@ -46,10 +47,10 @@ class JoinServer:
     EnginePool that takes them."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, *, factory: str, weights: SharedWeights, pool: Any, tell: Tell
+        self, folder: Path, config: RunConfig, *, factory: str, weights: SharedWeights, pool: Any, log_event: LogEvent
     ) -> None:
         self._folder, self._config, self._factory = folder, config, factory
-        self._weights, self._pool, self._tell = weights, pool, tell
+        self._weights, self._pool, self._log_event = weights, pool, log_event
         self._token = secrets.token_hex(32)
         self._model = handshake.fingerprint(Path(config.model.path))
         self._unknown = anyio.CapacityLimiter(MAX_UNKNOWN)
@@ -118,7 +119,7 @@ class JoinServer:
                             client, self._factory, self._config, self._weights, fd=None, index=index
                         )
                 except CorrenteError as error:
-                    self._tell("warning", f"{client.label} could not join: {error}")
+                    self._log_event("warning", f"{client.label} could not join: {error}")
                     client.post(wire.Dismiss(why=str(error)))
                     with anyio.move_on_after(DISMISSAL_S):
                         await client.ended()

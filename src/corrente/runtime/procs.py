@@ -25,11 +25,12 @@ from typing import Any, Literal
 import anyio
 from anyio.abc import TaskGroup
 
+from corrente.common.events import LogEvent, ignore_event
 from corrente.common.imports import load_object
 from corrente.common.local_spawner import local_unless
 from corrente.common.spawn import LocalOnly, Spawner, Worker, WorkerRole
 from corrente.config import Embedded, Procs, RunConfig, Vllm
-from corrente.engine.launcher import Launcher, Tell, untold
+from corrente.engine.launcher import Launcher
 from corrente.errors import ConfigError, raising_root_cause
 from corrente.runtime import wire
 from corrente.runtime.base import Workers
@@ -68,18 +69,18 @@ class ProcsRuntime:
         self._engine, self._learner, self._logs, self._place = engine, learner, logs, place
         self._spawner = spawner
 
-    def open(self, config: RunConfig, *, tell: Tell = untold) -> AbstractAsyncContextManager[Workers]:
+    def open(self, config: RunConfig, *, log_event: LogEvent = ignore_event) -> AbstractAsyncContextManager[Workers]:
         """See Runtime. A death is raised before all else; any other error, of the body or of starting, as it is."""
-        return self._open(config, tell)
+        return self._open(config, log_event)
 
     @asynccontextmanager
-    async def _open(self, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
+    async def _open(self, config: RunConfig, log_event: LogEvent) -> AsyncIterator[Workers]:
         with raising_root_cause():
-            async with local_unless(self._spawner) as spawner, self._open_with(spawner, config, tell) as workers:
+            async with local_unless(self._spawner) as spawner, self._open_with(spawner, config, log_event) as workers:
                 yield workers
 
     @asynccontextmanager
-    async def _open_with(self, spawner: Spawner, config: RunConfig, tell: Tell) -> AsyncIterator[Workers]:
+    async def _open_with(self, spawner: Spawner, config: RunConfig, log_event: LogEvent) -> AsyncIterator[Workers]:
         from corrente.sync.lagged import LaggedSync
         from corrente.sync.shared_memory import SharedMemory
         from corrente.sync.slot_sync import build
@@ -90,17 +91,17 @@ class ProcsRuntime:
         weights = RunWeights(memory)
         try:
             async with anyio.create_task_group() as group:
-                pool = _pool(config, self._launcher(spawner, config, where, weights, tell), tell)
+                pool = _pool(config, self._launcher(spawner, config, where, weights, log_event), log_event)
                 learner, teacher = await self._start(_sharing(spawner, weights), config, where, pool, weights, group)
                 sender = ProcLearner(learner)
                 sync = build(config.sync, engine=pool, sender=sender)
                 pool.catch_up_by(sync.catch_up)
                 own = ProcEngine(teacher) if teacher is not None else None
                 if own is not None:
-                    sync = LaggedSync(sync, own, tell=tell)
+                    sync = LaggedSync(sync, own, log_event=log_event)
                     group.start_soon(sync.run)
                 if config.pool.join:
-                    await group.start(self._join_server(config, weights, pool, tell).run)
+                    await group.start(self._join_server(config, weights, pool, log_event).run)
                 yield Workers(engine=pool, learner=sender, sync=sync, teacher=own)
                 group.cancel_scope.cancel()
         finally:
@@ -147,11 +148,11 @@ class ProcsRuntime:
         return learner, workers.get("self-teacher")
 
     def _launcher(
-        self, spawner: Spawner, config: RunConfig, where: Places, weights: RunWeights, tell: Tell
+        self, spawner: Spawner, config: RunConfig, where: Places, weights: RunWeights, log_event: LogEvent
     ) -> Launcher:
         if not isinstance(config.engine, Embedded):
             make = load_object(LAUNCHERS[type(config.engine)])
-            return make(config, weights=weights, spawner=spawner, logs=self._logs, tell=tell)
+            return make(config, weights=weights, spawner=spawner, logs=self._logs, log_event=log_event)
         return EmbeddedLauncher(
             config,
             weights=weights,
@@ -161,9 +162,9 @@ class ProcsRuntime:
             place=where.engine,
         )
 
-    def _join_server(self, config: RunConfig, weights: RunWeights, pool: Any, tell: Tell) -> JoinServer:
+    def _join_server(self, config: RunConfig, weights: RunWeights, pool: Any, log_event: LogEvent) -> JoinServer:
         folder = Path(config.run.dir) / config.run.name
-        return JoinServer(folder, config, factory=self._engine, weights=weights, pool=pool, tell=tell)
+        return JoinServer(folder, config, factory=self._engine, weights=weights, pool=pool, log_event=log_event)
 
 
 def _sharing(spawner: Spawner, weights: RunWeights) -> Spawner:
@@ -186,7 +187,7 @@ async def _watch(worker: Worker, stop_s: float) -> None:
             await worker.stop(stop_s)
 
 
-def _pool(config: RunConfig, launcher: Launcher, tell: Tell) -> Any:
+def _pool(config: RunConfig, launcher: Launcher, log_event: LogEvent) -> Any:
     """The pool. Each replica has half of the time that a publish may take: one that is stuck does not use up the others'."""
     from corrente.engine.pool.pool import EnginePool
 
@@ -196,5 +197,5 @@ def _pool(config: RunConfig, launcher: Launcher, tell: Tell) -> Any:
         rows=config.engine.max_sequences,
         slack=config.run.group_size,
         deadline_s=config.sync.deadline_s / 2,
-        tell=tell,
+        log_event=log_event,
     )

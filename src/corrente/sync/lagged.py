@@ -60,16 +60,16 @@ class VersionRing:
 
 
 class LaggedSync:
-    """Implements Sync. ``run`` must be running. ``tell`` hears of versions that the follower missed.
+    """Implements Sync. ``run`` must be running. ``log_event`` reports versions that the follower missed.
 
     ``before_export``: wait for the follower before an export, and not before a delivery. It is for a learner in this process,
     whose steps stop the event loop and the follower with it.
     """
 
     def __init__(
-        self, inner: Sync, follower: Receiver, *, tell: Callable[[str, str], None], before_export: bool = False
+        self, inner: Sync, follower: Receiver, *, log_event: Callable[[str, str], None], before_export: bool = False
     ) -> None:
-        self._inner, self._follower, self._tell = inner, follower, tell
+        self._inner, self._follower, self._log_event = inner, follower, log_event
         self._before_export = before_export
         self._live = self._settled = -1
         self._changed = Condition()
@@ -94,7 +94,7 @@ class LaggedSync:
             except SyncError as error:
                 failure = f"version {version} did not reach the follower: {error}"
         self._missed += 1
-        self._tell("warning", failure)
+        self._log_event("warning", failure)
 
     async def export(self, version: int) -> None:
         """See Sync.export."""

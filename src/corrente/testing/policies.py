@@ -21,8 +21,8 @@ MODES: frozenset[str] = frozenset(get_args(ApplyMode))
 
 
 class RecordingTraffic:
-    """A valve over imaginary requests and groups: quiet, or interrupted, once ``settle`` was called; writes down who held it
-    and which groups were given up."""
+    """A request gate over imaginary requests and groups: quiet, or interrupted, once ``settle`` was called. It records who held
+    it, and which groups were given up."""
 
     def __init__(self, *, settled: bool) -> None:
         self._settled = anyio.Event()
@@ -68,8 +68,8 @@ async def check_inflight(
     flip has succeeded; None: none are."""
     await _flips_once(make(), waits_for, mode, gives_up_before)
     await _waits_for_what_it_promises(make(), waits_for)
-    await _a_failed_flip_opens_the_valve(make())
-    await _a_cancelled_landing_opens_the_valve(make())
+    await _a_failed_flip_opens_the_gate(make())
+    await _a_cancelled_landing_opens_the_gate(make())
 
 
 async def _flips_once(
@@ -113,7 +113,7 @@ async def _waits_for_what_it_promises(policy: InflightPolicy, waits_for: Promise
         expect(len(flips) == 1, "flip is called as soon as its condition holds", len(flips))
 
 
-async def _a_failed_flip_opens_the_valve(policy: InflightPolicy) -> None:
+async def _a_failed_flip_opens_the_gate(policy: InflightPolicy) -> None:
     traffic = RecordingTraffic(settled=True)
 
     async def flip(mode: ApplyMode) -> None:
@@ -125,7 +125,7 @@ async def _a_failed_flip_opens_the_valve(policy: InflightPolicy) -> None:
     expect(not traffic.gave_up, "and gives nothing up", traffic.gave_up)
 
 
-async def _a_cancelled_landing_opens_the_valve(policy: InflightPolicy) -> None:
+async def _a_cancelled_landing_opens_the_gate(policy: InflightPolicy) -> None:
     traffic = RecordingTraffic(settled=False)
 
     async def flip(mode: ApplyMode) -> None:

@@ -135,7 +135,7 @@ class Trainer(Callbacks, Scripting):
         stop = anyio.Event()
         record = JsonlSink(folder, timeline=config.observe.timeline)
         watcher = Watcher(
-            self, steps=steps, stop=stop, folder=folder, tell=lambda text: record.log_event("warning", text)
+            self, steps=steps, stop=stop, folder=folder, log_event=lambda text: record.log_event("warning", text)
         )
         outcome = self._run(config, watcher, record, start=start, stop=stop)
         self._keep(outcome)

@@ -31,14 +31,14 @@ class Watcher:
     """Implements Sink. ``error`` is what a callback raised; ``stopped``: one asked for the end of the run."""
 
     def __init__(
-        self, trainer: Any, *, steps: Steps, stop: anyio.Event, folder: Path, tell: Callable[[str], None]
+        self, trainer: Any, *, steps: Steps, stop: anyio.Event, folder: Path, log_event: Callable[[str], None]
     ) -> None:
         self._trainer, self._steps, self._stop, self._folder = trainer, steps, stop, folder
         self._window = LogWindow(tokens=trainer.state.num_input_tokens_seen)
         self._losses: list[float] = []
         self.error: BaseException | None = None
         self.stopped = False
-        self._tell = tell
+        self._log_event = log_event
         self._told: set[str] = set()
         self._saved_at = -1
 
@@ -143,7 +143,7 @@ class Watcher:
                 self._told.add(flag)
                 key = flag.removeprefix("should_")
                 told = f"a callback set control.{flag} at step {state.global_step}, which {key}_steps does not plan: not done"
-                self._tell(told)
+                self._log_event(told)
                 self.log_event("warning", told)
 
     def log(self, logs: dict[str, Any], at: int | None = None) -> None:

@@ -20,9 +20,10 @@ import anyio
 import msgspec
 from anyio.abc import TaskStatus
 
+from corrente.common.events import LogEvent, ignore_event
 from corrente.data.types import ApplyMode, Completion, Request, Scores, Tokens
 from corrente.engine.base import EngineStats
-from corrente.engine.launcher import Launcher, Replica, Tell, untold
+from corrente.engine.launcher import Launcher, Replica
 from corrente.engine.pool.publication import Publication
 from corrente.engine.pool.roster import Member, PoolRequest, Roster
 from corrente.engine.pool.routing import Router
@@ -53,14 +54,19 @@ class EnginePool:
         rows: int = 64,
         slack: int = 8,
         deadline_s: float = math.inf,
-        tell: Tell = untold,
+        log_event: LogEvent = ignore_event,
     ) -> None:
         self._launcher = launcher
         self._roster = Roster()
         self._router = Router(slack=slack, rows=rows)
-        self._publication = Publication(self._roster, deadline_s=deadline_s, tell=tell)
+        self._publication = Publication(self._roster, deadline_s=deadline_s, log_event=log_event)
         self._supervisor = ReplicaSupervisor(
-            self._roster, self._publication, launcher=launcher, restarts=restarts, deadline_s=deadline_s, tell=tell
+            self._roster,
+            self._publication,
+            launcher=launcher,
+            restarts=restarts,
+            deadline_s=deadline_s,
+            log_event=log_event,
         )
         self._busy_s = self._counted_s = 0.0
 

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from corrente.common.events import LogEvent
 from corrente.data.types import ApplyMode
-from corrente.engine.launcher import Tell
 from corrente.engine.pool.roster import Member, Roster
 from corrente.errors import CorrenteError, SyncError, WorkerDied
 from corrente.sync.base import Update
@@ -29,8 +29,8 @@ ROLLBACK_S = 5.0
 class Publication:
     """Implements Receiver over a roster. ``deadline_s``: of one replica's receive or apply; past it the replica is given up."""
 
-    def __init__(self, roster: Roster, *, deadline_s: float, tell: Tell) -> None:
-        self._roster, self._deadline_s, self._tell = roster, deadline_s, tell
+    def __init__(self, roster: Roster, *, deadline_s: float, log_event: LogEvent) -> None:
+        self._roster, self._deadline_s, self._log_event = roster, deadline_s, log_event
         self._participants: list[Member] = []
         self._reserved: set[Member] = set()
         self._offer: Offer | None = None
@@ -149,7 +149,7 @@ class Publication:
                 await member.engine.apply(live, "swap")
                 member.health = member.health.holds(live.version, current=live.version)
             except CorrenteError as error:
-                self._tell("warning", f"{member.name} could not go back to version {live.version}: {error}")
+                self._log_event("warning", f"{member.name} could not go back to version {live.version}: {error}")
         self._roster.changed.notify_all()
 
     async def _ask_participants(
@@ -181,5 +181,5 @@ class Publication:
         if not left:
             raise SyncError(f"no replica could {what}: {reasons}")
         if any(member.name in failures and not member.leaving for member in self._participants):
-            self._tell("warning", f"could not {what}, and is brought up to date afterwards: {reasons}")
+            self._log_event("warning", f"could not {what}, and is brought up to date afterwards: {reasons}")
         self._participants = left

@@ -12,8 +12,9 @@ from contextlib import AbstractAsyncContextManager
 import anyio
 from anyio.abc import TaskStatus
 
+from corrente.common.events import LogEvent
 from corrente.data.types import ApplyMode
-from corrente.engine.launcher import Launcher, Replica, Tell
+from corrente.engine.launcher import Launcher, Replica
 from corrente.engine.pool.publication import Publication
 from corrente.engine.pool.roster import Member, Roster
 from corrente.errors import CorrenteError, SyncError, WorkerDied
@@ -43,10 +44,15 @@ class ReplicaSupervisor:
         launcher: Launcher,
         restarts: int,
         deadline_s: float,
-        tell: Tell,
+        log_event: LogEvent,
     ) -> None:
         self._roster, self._publication, self._launcher = roster, publication, launcher
-        self._restarts, self._restarts_left, self._deadline_s, self._tell = restarts, restarts, deadline_s, tell
+        self._restarts, self._restarts_left, self._deadline_s, self._log_event = (
+            restarts,
+            restarts,
+            deadline_s,
+            log_event,
+        )
         self._replicas = 0
         self.catch_up: CatchUp | None = None
 
@@ -68,7 +74,7 @@ class ReplicaSupervisor:
                 if not started:
                     raise
                 death = error if isinstance(error, WorkerDied) else WorkerDied(f"replica {index}: {error}")
-                self._tell("warning", f"a replacement did not start: {death}")
+                self._log_event("warning", f"a replacement did not start: {death}")
             if not self._restarts_left:
                 return self._count_loss(death)
             self._restarts_left -= 1
@@ -84,7 +90,7 @@ class ReplicaSupervisor:
             async with joining as replica:
                 self._replicas += 1
                 joined = True
-                self._tell("info", f"{replica.name} joined")
+                self._log_event("info", f"{replica.name} joined")
                 death = await self.serve(replica)
         except CorrenteError as error:
             if not joined:
@@ -101,7 +107,7 @@ class ReplicaSupervisor:
         finally:
             self._roster.remove(member)
         if death is None:
-            self._tell("info", f"{member.name} left; what it was at goes on elsewhere")
+            self._log_event("info", f"{member.name} left; what it was at goes on elsewhere")
             return None
         others = {0: "no other replica is", 1: "another replica is"}.get(
             n := len(self._roster.ready()), f"{n} others are"
@@ -112,7 +118,7 @@ class ReplicaSupervisor:
             if self._restarts_left
             else spent
         )
-        self._tell("warning", f"{death}; {others} ready; {then}")
+        self._log_event("warning", f"{death}; {others} ready; {then}")
         return death
 
     async def _until_over(self, member: Member) -> WorkerDied | None:
@@ -165,14 +171,14 @@ class ReplicaSupervisor:
             await roster.evacuate(member)
             problem = await self._try_catch_up(member)
             if member.ready:
-                self._tell("info", f"{member.name} is ready, at version {roster.version}")
+                self._log_event("info", f"{member.name} is ready, at version {roster.version}")
                 tries = 0
             elif problem:
                 tries += 1
                 if tries == TRIES:
                     text = f"{member.name} could not be brought up to date in {TRIES} attempts; the last: {problem}"
                     return member.give_up(WorkerDied(text))
-                self._tell("warning", f"{member.name} could not be brought up to date, trying again: {problem}")
+                self._log_event("warning", f"{member.name} could not be brought up to date, trying again: {problem}")
                 await anyio.sleep(PAUSE_S * 2**tries)
 
     async def _try_catch_up(self, member: Member) -> str:

@@ -21,11 +21,12 @@ import anyio
 import anyio.to_thread
 import httpx2 as httpx
 
+from corrente.common.events import LogEvent, ignore_event
 from corrente.common.spawn import Spawner, Worker, WorkerRole
 from corrente.common.worker_log import LINES, describe_output
 from corrente.config import Lora, RunConfig, Vllm
 from corrente.engine.embedded.stop_conditions import Decode, load_decoder
-from corrente.engine.launcher import Replica, SharedWeights, Tell, untold
+from corrente.engine.launcher import Replica, SharedWeights
 from corrente.engine.vllm import environment
 from corrente.engine.vllm.adapters import AdapterEngine
 from corrente.engine.vllm.client import Client, ServerError, open_client
@@ -64,12 +65,12 @@ class VllmLauncher:
         weights: SharedWeights,
         spawner: Spawner,
         logs: Path | None = None,
-        tell: Tell = untold,
+        log_event: LogEvent = ignore_event,
     ) -> None:
         assert isinstance(config.engine, Vllm)
         self._config, self._section, self._weights = config, config.engine, weights
         self._spawner, self._logs = spawner, logs
-        self._tell = tell
+        self._log_event = log_event
         self.replicas = len(self._section.urls) or config.pool.replicas
         self._decode: Decode | None = None
 
@@ -85,7 +86,9 @@ class VllmLauncher:
             deadline_s = self._section.start_deadline_s
             why = await _answers(client, quiet_s := min(QUIET_S, deadline_s))
             if why is not None and quiet_s < deadline_s:
-                self._tell("info", f"waiting for {client.url} ({why}); engine.start_deadline_s allows {deadline_s:g} s")
+                self._log_event(
+                    "info", f"waiting for {client.url} ({why}); engine.start_deadline_s allows {deadline_s:g} s"
+                )
                 why = await _answers(client, deadline_s - quiet_s)
             if why is not None:
                 within = f"within engine.start_deadline_s = {deadline_s:g} s"
