@@ -609,7 +609,7 @@ def test_adapters_are_served_by_version_and_kept_while_in_use(tmp_path: Path) ->
     pytest.importorskip("peft")
     from corrente.adapters.lora import LoraAdapters as Adapted
 
-    source = write_model(tmp_path / "model", layers=16)
+    source = write_model(tmp_path / "model", layers=6)
     settings = Lora(rank=4, alpha=32.0)
     config = RunConfig(
         model=Model(path=str(source)), engine=Vllm(max_context=CONTEXT), adapters=settings, inflight=OldWeights()
