@@ -86,7 +86,7 @@ def _guesses(inputs):
     return _reinforce(inputs) * torch.rand(1)
 
 
-def test_an_objective_of_a_users_keeps_the_contract():
+def test_objective_of_a_users_keeps_the_contract():
     check_objective(_reinforce, scale=2.0)
 
 
@@ -108,7 +108,7 @@ def test_broken_objectives_are_caught(broken: Any, clause: str):
         check_objective(broken)
 
 
-def test_an_objective_that_does_not_line_up_is_refused():
+def test_objective_that_does_not_line_up_is_refused():
     from corrente.errors import AlignmentError
 
     for broken, words in ((_means_over_tokens, r"shape \(\) for 15 tokens"), (lambda inputs: 3.0, "returned float")):

@@ -20,7 +20,7 @@ from corrente.testing import LearnerCase, check_learner, samples
 pytestmark = pytest.mark.slow
 
 
-def test_the_learner_keeps_the_contract(tmp_path: Path) -> None:
+def test_learner_keeps_the_contract(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = LlamaConfig(
         vocab_size=32,

@@ -315,12 +315,12 @@ def _garble(folder: Path) -> None:
 
 def _withdraw(world: World) -> None:
     """The learner writes the slot again while engines still fetch from it."""
-    world.spoil = lambda offer: world.sender._transport.release(offer.slot)  # pyright: ignore
+    world.spoil = lambda offer: world.sender.transport.release(offer.slot)
 
 
 def _halfway(world: World) -> None:
     """The learner's stream ends after the first piece."""
-    offered = world.sender._transport._served  # pyright: ignore
+    offered = world.sender.transport.served  # pyright: ignore
 
     def strike(offer: Offer) -> None:
         for one in offered.values():
@@ -689,7 +689,7 @@ def test_receive_that_is_stopped_ends_and_holds_nothing(tmp_path: Path):
 
     thread = threading.Thread(target=receive)
     thread.start()
-    while not receiver._turn.locked():
+    while not receiver.is_receiving:
         pass
     receiver.stop()
     thread.join(10)
@@ -749,7 +749,7 @@ class Careless(World):
         def believe(offer: Offer) -> None:
             with contextlib.suppress(SyncError):
                 receive(offer)
-            engine.receiver._versions[offer.slot] = offer.version
+            engine.receiver.versions[offer.slot] = offer.version
 
         engine.receiver.receive = believe
         return engine

@@ -59,7 +59,7 @@ def run(config: RunConfig, *, learner: str = LEARNER) -> tuple[RunResult, Record
         raise root_cause(group) from None
 
 
-def test_an_engine_that_holds_wrong_weights_rings(tmp_path: Path):
+def test_engine_that_holds_wrong_weights_rings(tmp_path: Path):
     _, record = run(tiny_config(tmp_path, "run.steps=3", SENSITIVE), learner="tests.e2e.test_alarms:Garbled")
     rang = [text for text in record.events if "alarm.mismatch_max" in text]
     assert len(rang) == 1
@@ -68,13 +68,13 @@ def test_an_engine_that_holds_wrong_weights_rings(tmp_path: Path):
     assert record.steps[-1]["mismatch_clean/logprob_gap_mean"] > 0.001
 
 
-def test_a_healthy_run_rings_no_mismatch(tmp_path: Path):
+def test_healthy_run_rings_no_mismatch(tmp_path: Path):
     _, record = run(tiny_config(tmp_path, "run.steps=3", "inflight.kind=recompute", SENSITIVE))
     assert not [text for text in record.events if "alarm.mismatch_max" in text]
     assert record.steps[0]["mismatch_clean/logprob_gap_max"] < 1e-4
 
 
-def test_an_alarm_that_stops_leaves_a_checkpoint(tmp_path: Path):
+def test_alarm_that_stops_leaves_a_checkpoint(tmp_path: Path):
     config = tiny_config(tmp_path, "run.steps=6", "sync.every=2", SENSITIVE, "alarm.action=stop")
     with pytest.raises(AlarmError, match="step 1: mismatch_clean"):
         run(config, learner="tests.e2e.test_alarms:Garbled")
@@ -83,7 +83,7 @@ def test_an_alarm_that_stops_leaves_a_checkpoint(tmp_path: Path):
     assert checkpoint_folder.read(newest).step == 2
 
 
-def test_the_command_ends_with_what_rang(tmp_path: Path):
+def test_command_ends_with_what_rang(tmp_path: Path):
     """With a band that rounding alone leaves."""
     function = 'reward.functions=["tests.e2e.tiny:answer_fraction"]'
     config = tiny_config(tmp_path, function, "alarm.mismatch_max=1e-12", "alarm.action=stop")

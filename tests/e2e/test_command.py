@@ -190,7 +190,7 @@ def test_weights_that_are_cut_off_are_refused_with_their_file(tmp_path: Path, ru
     assert f"model.path = '{tmp_path / 'model'}'" in failed.stderr
 
 
-def test_a_checkpoint_that_cannot_be_read_is_not_advised(tmp_path: Path):
+def test_checkpoint_that_cannot_be_read_is_not_advised(tmp_path: Path):
     path = _write(tmp_path, "run.steps=2", "checkpoint.every=1")
     assert _run(path).returncode == 0
     folder = tmp_path / "runs" / "tiny"

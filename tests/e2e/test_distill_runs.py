@@ -70,7 +70,7 @@ def play(tmp_path: Path, *overrides: str, keep: bool = False) -> tuple[RunResult
             changes: dict[str, Any] = {"scorer": watching}
             keeping = None
             if keep:
-                keeping = Keeping(parts.sync, parts.learner._core.tensors)  # type: ignore[attr-defined]
+                keeping = Keeping(parts.sync, parts.learner.core.tensors)  # type: ignore[attr-defined]
                 changes["sync"] = keeping
             changed: Parts = msgspec.structs.replace(parts, **changes)
             return await pipeline.run(changed), watching, keeping

@@ -111,7 +111,7 @@ def test_two_hundred_requests_at_once_each_get_their_own_answer():
     _run(body)
 
 
-def test_a_learner_that_computes_says_so_before_its_step_is_done():
+def test_learner_that_computes_says_so_before_its_step_is_done():
     async def body(workers: Workers) -> None:
         before = workers.learner.progress()
         with anyio.fail_after(30):

@@ -52,7 +52,7 @@ def _run(
 ) -> RunResult:
     async def go() -> RunResult:
         stop = anyio.Event()
-        record._on_step = lambda step: stop.set() if step >= stop_at else None
+        record.on_step = lambda step: stop.set() if step >= stop_at else None
         return await run_training(made, sinks=[record], resume=resume, inputs=given, signals=False, stop=stop)
 
     return anyio.run(go)

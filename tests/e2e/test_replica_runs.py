@@ -57,7 +57,7 @@ def test_two_embedded_engines_keep_the_contract_of_one(tmp_path: Path):
     anyio.run(main)
 
 
-def test_a_run_survives_the_death_of_either_engine_and_trains_every_prompt_once(tmp_path: Path):
+def test_run_survives_the_death_of_either_engine_and_trains_every_prompt_once(tmp_path: Path):
     killed: list[str] = []
 
     def kill(step: int) -> None:
@@ -80,7 +80,7 @@ def test_a_run_survives_the_death_of_either_engine_and_trains_every_prompt_once(
         assert any(text.startswith(f"{name} (pid ") and "killed by SIGKILL" in text for text in record.events)
 
 
-def test_a_run_whose_engines_all_die_ends_with_the_death_of_the_last_and_names_its_log(tmp_path: Path):
+def test_run_whose_engines_all_die_ends_with_the_death_of_the_last_and_names_its_log(tmp_path: Path):
     def kill(step: int) -> None:
         if step == 2:
             for name in ("engine-0", "engine-1"):

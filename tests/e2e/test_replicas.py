@@ -167,11 +167,11 @@ def test_one_of_two_killed_the_run_goes_on_within_a_second_and_it_comes_back_cur
 
 
 async def _versions(workers: Workers) -> list[int]:
-    members = list(_engine(workers)._roster.members.values())
+    members = list(_engine(workers).roster.members.values())
     return [(await member.engine.stats()).version for member in members]
 
 
-def test_the_only_engine_is_replaced_and_what_it_was_at_is_sampled_again():
+def test_only_engine_is_replaced_and_what_it_was_at_is_sampled_again():
     async def body(workers: Workers, news: News) -> None:
         await _publish(workers, 0)
         async with _asking(workers, 4, tokens=5000) as answers:
@@ -182,7 +182,7 @@ def test_the_only_engine_is_replaced_and_what_it_was_at_is_sampled_again():
     _run(body, pool=Pool(replicas=1))
 
 
-def test_the_last_death_ends_the_run_with_its_name():
+def test_last_death_ends_the_run_with_its_name():
     async def body(workers: Workers, news: News) -> None:
         await _publish(workers, 0)
         for name in ("engine-0", "engine-1"):
@@ -196,7 +196,7 @@ def test_the_last_death_ends_the_run_with_its_name():
         _run(body, pool=Pool(replicas=2, restarts=0))
 
 
-def test_the_learners_death_still_ends_the_run_at_once():
+def test_learners_death_still_ends_the_run_at_once():
     async def body(workers: Workers, news: News) -> None:
         os.kill(_children()["learner"], signal.SIGKILL)
         await anyio.sleep(5)
@@ -206,7 +206,7 @@ def test_the_learners_death_still_ends_the_run_at_once():
         _run(body)
 
 
-def test_a_stopped_replica_is_given_up_at_its_deadline_and_the_others_flip():
+def test_stopped_replica_is_given_up_at_its_deadline_and_the_others_flip():
     async def body(workers: Workers, news: News) -> None:
         await _publish(workers, 0)
         async with _asking(workers, 4, tokens=3000) as answers:
@@ -222,7 +222,7 @@ def test_a_stopped_replica_is_given_up_at_its_deadline_and_the_others_flip():
     assert news.when("^engine-1 (did not .* within|did not answer for) 1 s, and was given up")
 
 
-def test_a_sync_over_two_real_replicas_keeps_its_contract():
+def test_sync_over_two_real_replicas_keeps_its_contract():
     async def body(workers: Workers, news: News) -> None:
         @asynccontextmanager
         async def make() -> AsyncIterator[SyncCase]:
@@ -273,7 +273,7 @@ def _open_to_guests(folder: Path) -> dict[str, Any]:
     return {"pool": Pool(replicas=1, join=True), "run": Run(dir=str(folder.parent), name=folder.name)}
 
 
-def test_an_engine_joins_is_published_to_and_leaves_with_nothing_lost(tmp_path: Path):
+def test_engine_joins_is_published_to_and_leaves_with_nothing_lost(tmp_path: Path):
     folder = tmp_path / ("a long name of a folder " * 8) / "run"
     folder.mkdir(parents=True)
     (folder / handshake.SOCKET).write_text("left behind by a run that was killed")
@@ -288,7 +288,7 @@ def test_an_engine_joins_is_published_to_and_leaves_with_nothing_lost(tmp_path: 
             assert await _versions(workers) == [1, 1]
             async with _asking(workers, 4, tokens=4000) as answers:
                 with anyio.fail_after(30):
-                    while {len(member.calls) for member in _engine(workers)._roster.members.values()} != {2}:
+                    while {len(member.calls) for member in _engine(workers).roster.members.values()} != {2}:
                         await anyio.sleep(0.001)
                 guest.send_signal(signal.SIGINT)
             _check(answers, count=4, tokens=4000)
@@ -307,7 +307,7 @@ def test_an_engine_joins_is_published_to_and_leaves_with_nothing_lost(tmp_path: 
     assert not list(folder.iterdir())
 
 
-def test_a_guest_that_is_killed_is_not_missed_and_one_ends_with_the_run(tmp_path: Path):
+def test_guest_that_is_killed_is_not_missed_and_one_ends_with_the_run(tmp_path: Path):
     stayed: list[subprocess.Popen[bytes]] = []
     said = tmp_path / "said"
 
@@ -357,7 +357,7 @@ def test_who_does_not_fit_is_told_so_in_one_line_and_the_run_goes_on(tmp_path: P
     _run(body, model=Model(path="sand"), **_open_to_guests(tmp_path / "run"))
 
 
-def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path):
+def test_folder_without_a_run_is_refused_in_one_line(tmp_path: Path):
     for folder, code in ((tmp_path, 1), (tmp_path / "nowhere", 2)):
         with _guest(folder) as guest:
             _, said = guest.communicate(timeout=20)

@@ -31,12 +31,12 @@ class Record:
         self.spans: list[tuple[str, str]] = []
         self.samples: list[dict[str, Any]] = []
         self.events: list[str] = []
-        self._on_step = on_step
+        self.on_step = on_step
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         (self.evals if "eval/episodes" in values else self.steps).append({"step": step, **values})
-        if self._on_step and "train/loss" in values:
-            self._on_step(step)
+        if self.on_step and "train/loss" in values:
+            self.on_step(step)
 
     def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         self.spans.append((track, name))

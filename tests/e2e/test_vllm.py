@@ -79,8 +79,8 @@ class Bench:
 
     def engine(self) -> VllmEngine:
         """One that holds no weights yet, over the same server."""
-        fresh = VllmEngine(self._engine._client, decode=load_decoder(Path(self._config.model.path)))
-        fresh._model, fresh.context = self._engine._model, self._engine.context
+        fresh = VllmEngine(self._engine.client, decode=load_decoder(Path(self._config.model.path)))
+        fresh.served_model, fresh.context = self._engine.served_model, self._engine.context
         return fresh
 
     def sender(self, sync: Any) -> sender.WeightSender:
@@ -122,7 +122,7 @@ class Publisher:
 
     async def stage(self, model: Any, version: int | None = None) -> Update:
         self._version = self._version + 1 if version is None else version
-        held = self._engine._update
+        held = self._engine.current_update
         slot = 0 if held is None else 1 - held.slot
         await self._engine.reserve(slot)
         request = OfferRequest(version=self._version, slot=slot, live=None if held is None else held.version)
@@ -265,10 +265,10 @@ def test_recompute_goes_on_as_a_fresh_pass_under_the_new_weights(bench: Bench) -
 
 
 @pytest.mark.parametrize("prefix_cache", ["salt", "reset"])
-def test_the_prefix_cache_serves_no_keys_of_old_weights(bench: Bench, prefix_cache: Any) -> None:
+def test_prefix_cache_serves_no_keys_of_old_weights(bench: Bench, prefix_cache: Any) -> None:
     async def body() -> None:
         engine, old, new = bench.engine(), build(9), build(10)
-        engine._prefix_cache = prefix_cache
+        engine.prefix_cache = prefix_cache
         publisher = Publisher(bench, engine)
         prompt = np.resize(np.arange(2, 40, dtype=np.int32), 700)
         for version, model in enumerate((old, new)):
@@ -300,7 +300,7 @@ def test_weights_arrive_over(bench: Bench, sync: Any) -> None:
     bench.run(body)
 
 
-def test_a_transfer_that_fails_leaves_the_old_version(bench: Bench, tmp_path: Path) -> None:
+def test_transfer_that_fails_leaves_the_old_version(bench: Bench, tmp_path: Path) -> None:
     async def body() -> None:
         engine, model = bench.engine(), build(11)
         publisher = Publisher(bench, engine)
@@ -356,7 +356,7 @@ def test_every_path_asks_for_the_token(bench: Bench) -> None:
     """Also those that vLLM leaves open, which stop the server or change its weights."""
 
     async def body() -> None:
-        http = bench.engine()._client._http
+        http = bench.engine().client.http
         for path in (
             "/pause",
             "/collective_rpc",
@@ -451,7 +451,7 @@ def _processes(word: str) -> list[int]:
     return found
 
 
-def test_a_server_that_loses_a_process_is_dead_within_a_second_and_leaves_nothing(
+def test_server_that_loses_a_process_is_dead_within_a_second_and_leaves_nothing(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """And the request that waited for it says so, with the last it wrote."""
@@ -527,7 +527,7 @@ def _agrees(sink: RecordingSink) -> None:
     assert max(gaps) < 1e-4, gaps
 
 
-def test_a_run_trains_on_vllm_with_updates_in_flight(tmp_path: Path) -> None:
+def test_run_trains_on_vllm_with_updates_in_flight(tmp_path: Path) -> None:
     _, sink = _train(tmp_path, "engine.max_context=128")
     _agrees(sink)
 
@@ -586,7 +586,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def test_a_run_attaches_to_two_servers_that_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_attaches_to_two_servers_that_run_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each becomes a replica, gets every version, and does its part; the run leaves them as servers that go on."""
     monkeypatch.setenv("CORRENTE_VLLM_TOKEN", "sesame")
     with _servers(2, write_model(tmp_path / "model", ends=True), "sesame") as urls:
@@ -595,7 +595,7 @@ def test_a_run_attaches_to_two_servers_that_run_already(tmp_path: Path, monkeypa
 
         async def asked(url: str) -> str:
             async with open_client(Client(url, token="sesame")) as client:
-                return str((await client._http.get("/metrics")).text)
+                return str((await client.http.get("/metrics")).text)
 
         for url in urls:
             done = [
@@ -653,13 +653,13 @@ def test_adapters_are_served_by_version_and_kept_while_in_use(tmp_path: Path) ->
                 assert await engine.apply(update, "snapshot") < 0.01
                 await one("new", 30)
                 assert "old" not in done, "the old request lives on"
-                held = {path.name for path in engine._root.glob("*-v0")}
+                held = {path.name for path in engine.adapter_folder.glob("*-v0")}
                 with anyio.move_on_after(0.3):
                     await engine.reserve(0)
-                assert {path.name for path in engine._root.glob("*-v0")} == held, "an adapter in use stays"
+                assert {path.name for path in engine.adapter_folder.glob("*-v0")} == held, "an adapter in use stays"
                 assert "old" not in done
             await engine.apply(await stage(2), "snapshot")
-            assert not list(engine._root.glob("*-v0"))
+            assert not list(engine.adapter_folder.glob("*-v0"))
             await one("newest", 30)
             scores = await engine.score(np.concatenate([PROMPT, done["newest"].tokens]))
             for version, name in enumerate(("old", "new", "newest")):
@@ -676,7 +676,7 @@ def test_adapters_are_served_by_version_and_kept_while_in_use(tmp_path: Path) ->
 
 
 @pytest.mark.model
-def test_the_real_model_agrees_with_the_learner(smollm2: Path, tmp_path: Path) -> None:
+def test_real_model_agrees_with_the_learner(smollm2: Path, tmp_path: Path) -> None:
     """The run of the example on vLLM, a few steps, with updates in flight: the gap to the learner at equal weights."""
     tables: dict[str, Any] = {
         "run": {"dir": str(tmp_path / "runs"), "steps": 3, "prompts_per_step": 4, "group_size": 4},

@@ -74,7 +74,7 @@ def test_what_the_episode_earned_is_added_to_every_agents_own():
     assert [list(a) for a in got] == [[-5, -5, -5, -5], [5, 5, 5, 5]]
 
 
-def test_an_agent_without_a_reward_is_context_and_not_trained():
+def test_agent_without_a_reward_is_context_and_not_trained():
     """Also where rows without advantage are kept, as with a KL."""
     group = _group(_game(1.0, None), _game(3.0, None))
     algorithm = _algorithm(Algo(advantage=GrpoAdvantage(scale_rewards="none"), beta=0.1))
@@ -123,7 +123,7 @@ def _anew(given: int, said: int) -> tuple[Turn, Turn]:
     return _given(-1, given), _said(GIVER, 4, said)
 
 
-def test_a_group_teaches_when_one_of_its_agents_can_learn():
+def test_group_teaches_when_one_of_its_agents_can_learn():
     algorithm = _algorithm(zero_variance="replace")
     assert algorithm.trainable(_group(_game(1.0, 0.0), _game(1.0, 1.0))) == ""
     assert algorithm.trainable(_group(_game(1.0, 0.0), _game(1.0, 0.0))) == "all rewards equal"
@@ -145,7 +145,7 @@ def test_rewards_of_turns_are_compared_with_the_same_turn_of_the_same_agent():
     assert [list(a) for a in got] == [[0, 0, 0, 2], [0, 0, 0, -2]]
 
 
-def test_an_agent_who_did_not_speak_has_no_part_in_the_baseline():
+def test_agent_who_did_not_speak_has_no_part_in_the_baseline():
     silent = samples.episode(
         index=2,
         turns=(_given(-1, 1), _said(GIVER, 0, 10)),

@@ -73,7 +73,7 @@ def test_gradient_does_not_depend_on_the_cut_into_micro_batches(kind: str):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_step_of_the_learner_adds_it_to_its_loss(tmp_path: Path):
+def test_step_of_the_learner_adds_it_to_its_loss(tmp_path: Path):
     step, model = sampled_step("mixtral")
     model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
@@ -92,6 +92,6 @@ def test_a_step_of_the_learner_adds_it_to_its_loss(tmp_path: Path):
     assert balanced["mismatch/logprob_gap_max"] < 3e-5
 
 
-def test_a_model_without_routers_is_refused():
+def test_model_without_routers_is_refused():
     with pytest.raises(ConfigError, match=r"learner\.router_aux_loss_coef = 0\.01: it is no mixture"):
         LoadBalance(tiny("llama")[1], coef=0.01)

@@ -440,7 +440,7 @@ def test_checkpoint_continues_as_if_never_stopped(model_dir, build_batch, tmp_pa
     check_continues(config, tmp_path, build_batch, build_batch(seed=1), _empty())
 
 
-def test_a_restored_optimizer_keeps_its_moments_and_takes_the_settings_it_is_given():
+def test_restored_optimizer_keeps_its_moments_and_takes_the_settings_it_is_given():
     def stepped(
         settings: c.LearnerConfig, start: float, state: dict[str, Any] | None = None
     ) -> tuple[StepOptimizer, float]:

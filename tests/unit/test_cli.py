@@ -166,7 +166,7 @@ def test_run_folder_is_reopened_by_what_its_config_says_whoever_made_the_setting
     assert run_folder.reopen(made) == folder
 
 
-def test_the_servers_of_a_run_that_goes_on_are_not_evaluated_on(tmp_path: Path):
+def test_servers_of_a_run_that_goes_on_are_not_evaluated_on(tmp_path: Path):
     made = msgspec.structs.replace(_config(tmp_path), engine=c.Vllm(urls=("http://a:1/", "http://b:1")), sync=c.Http())
     config, folder = run_folder.create(made)
 
@@ -187,11 +187,11 @@ def test_the_servers_of_a_run_that_goes_on_are_not_evaluated_on(tmp_path: Path):
         pass
 
 
-def test_an_evaluation_listens_on_no_port_of_its_run(tmp_path: Path):
+def test_evaluation_listens_on_no_port_of_its_run(tmp_path: Path):
     launched = msgspec.structs.replace(_config(tmp_path), engine=c.Vllm(), sync=c.Http(host="10.0.0.7", port=4000))
-    assert evaluate._apart(launched, str(tmp_path)).sync == c.Http(host="10.0.0.7")
+    assert evaluate.config_beside_run(launched, str(tmp_path)).sync == c.Http(host="10.0.0.7")
     attached = msgspec.structs.replace(launched, engine=c.Vllm(urls=("http://a:1",)))
-    assert evaluate._apart(attached, str(tmp_path)).sync == launched.sync
+    assert evaluate.config_beside_run(attached, str(tmp_path)).sync == launched.sync
 
 
 def test_resumed_run_may_repeat_its_prompts_more_often(tmp_path: Path):

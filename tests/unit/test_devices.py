@@ -112,8 +112,8 @@ def test_slots_lie_where_they_are_used(gpus: Any, tmp_path: Path):
     gpus(1)
     config = c.RunConfig(sync=c.CudaIpc(), run=c.Run(dir=str(tmp_path)))
     box = sender.build(config, LAYOUT, device="meta")
-    assert {slot.device.type for slot in box._slots} == {"meta"}
+    assert {slot.device.type for slot in box.slots} == {"meta"}
     host = sender.build(c.RunConfig(run=c.Run(dir=str(tmp_path)), sync=c.Disk()), LAYOUT, device="meta")
-    assert {slot.device.type for slot in host._slots} == {"cpu"}
+    assert {slot.device.type for slot in host.slots} == {"cpu"}
     assert {slot.device.type for slot in allocate_slots(LAYOUT, device="meta")} == {"meta"}
     assert {slot.device.type for slot in LaggedReceiver(LAYOUT, lag=1, device="meta").slots} == {"meta"}

@@ -57,7 +57,7 @@ def desks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Des
     for desk in (engine, learner):
         desk.get(wire.Attach(layout=layout), None)
     yield engine, learner
-    learner.role._sender.close()  # pyright: ignore
+    learner.role.sender.close()
 
 
 def _offer(learner: Desk, version: int, slot: int) -> DiskOffer:

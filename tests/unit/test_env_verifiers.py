@@ -235,9 +235,9 @@ def test_verifiers_mathematical_answers_are_compared_although_that_sets_signals(
     environment = Verifiers(_of(vf.TaskData(prompt="p"), task=Sum))
 
     async def main() -> Observation:
-        stage = EnvInstance(environment, functions=(), offload=DaemonThreads(limit=1), deadline_s=30.0)
-        await stage.reset({}, seed=0)
-        return await stage.step({"role": "assistant", "content": r"It is \boxed{0.5}"})
+        instance = EnvInstance(environment, functions=(), offload=DaemonThreads(limit=1), deadline_s=30.0)
+        await instance.reset({}, seed=0)
+        return await instance.step({"role": "assistant", "content": r"It is \boxed{0.5}"})
 
     assert anyio.run(main).reward == 3.0
 

@@ -60,7 +60,7 @@ def test_report_is_the_same_over_several_workers():
     assert metrics.step_report(mine) == pytest.approx(report([whole]), rel=1e-9)
 
 
-def test_a_bucket_reports_its_own_tokens_alone():
+def test_bucket_reports_its_own_tokens_alone():
     whole = trace()
     of = whole.lags_K >= 5
     ratio = np.exp(whole.logprobs_K - whole.behaviour_K)[of]
@@ -110,6 +110,6 @@ def test_mismatch_is_not_known_between_two_publishes():
     assert not [name for name in report([trace()], fresh=False) if name.startswith("mismatch")]
 
 
-def test_a_micro_batch_without_fresh_tokens_changes_no_mismatch():
+def test_micro_batch_without_fresh_tokens_changes_no_mismatch():
     fresh, old = trace(lags=(0,)), trace(1, lags=(2,))
     assert report([fresh, old])["mismatch/logprob_gap_mean"] == report([fresh])["mismatch/logprob_gap_mean"]

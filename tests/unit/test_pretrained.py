@@ -211,8 +211,8 @@ def test_trainer_refuses_a_switch_that_is_no_truth_value(tmp_path: Path, own: Pa
 def test_classes_of_transformers_stand_in_for_code_that_is_not_trusted(tmp_path: Path, marker: Path):
     folder = give_code(write_model(tmp_path / "known"), marker, model_type="llama")
     check_config(tiny_config(tmp_path, f'model.path="{folder}"'))
-    assert isinstance(EmbeddedCore(model=folder)._model, LeanModel)
-    assert isinstance(EmbeddedCore(model=folder, path="hf")._model, HFModel)
+    assert isinstance(EmbeddedCore(model=folder).model, LeanModel)
+    assert isinstance(EmbeddedCore(model=folder, path="hf").model, HFModel)
     assert type(load_model(folder, device="cpu")) is LlamaForCausalLM
     assert not marker.exists()
 

@@ -97,9 +97,7 @@ def test_failed_or_cancelled_landing_lets_the_held_in() -> None:
                 pass
             live = gate.group(1, version=0) if isinstance(policy, BarrierPolicy) else gate.request("r")
             await live.__aenter__()
-            async with pending(
-                lambda policy=policy, gate=gate: policy.land(gate, fail, version=1)
-            ) as landing:
+            async with pending(lambda policy=policy, gate=gate: policy.land(gate, fail, version=1)) as landing:
                 assert not landing.done
                 await landing.cancel()
             async with gate.group(2, version=0), gate.request("r"):

@@ -115,7 +115,7 @@ def test_offer_that_is_stopped_ends(desk: Desk):
     assert desk.end() == "version 0 was given up while it was offered"
 
 
-def test_a_later_offer_takes_the_place_of_an_earlier_one(desk: Desk):
+def test_later_offer_takes_the_place_of_an_earlier_one(desk: Desk):
     desk.export(1, slot=1)
     later = threading.Thread(target=lambda: desk.sender.offer(OfferRequest(version=1, slot=1)))
     later.start()

@@ -183,11 +183,11 @@ def test_process_ends_though_a_tool_hangs():
 
 def test_plain_environment_runs_off_the_event_loop():
     async def main() -> set[int]:
-        stage = EnvInstance(Room(), functions=(), offload=DaemonThreads(limit=1), deadline_s=5.0)
-        await stage.reset({}, seed=1)
-        assert (await stage.step({"content": ""})).done
-        await stage.close()
-        assert stage.exposed.open is False
+        instance = EnvInstance(Room(), functions=(), offload=DaemonThreads(limit=1), deadline_s=5.0)
+        await instance.reset({}, seed=1)
+        assert (await instance.step({"content": ""})).done
+        await instance.close()
+        assert instance.exposed.open is False
         return Room.threads
 
     assert threading.get_ident() not in anyio.run(main)

@@ -317,7 +317,7 @@ def test_vllm_is_launched_attached_to_or_left_out():
     assert isinstance(resolved(AsyncGRPOConfig()).engine, Embedded)
 
 
-def test_a_remote_vllm_finds_the_learner_at_the_address_that_faces_it():
+def test_remote_vllm_finds_the_learner_at_the_address_that_faces_it():
     faraway = AsyncGRPOConfig(vllm_server_base_url="http://10.0.0.7:8000")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         try:
@@ -333,7 +333,7 @@ def test_a_remote_vllm_finds_the_learner_at_the_address_that_faces_it():
     assert schema.kind_of(resolved(on_disk).sync) == "disk"
 
 
-def test_a_slow_run_meets_no_deadline_that_trl_has_not():
+def test_slow_run_meets_no_deadline_that_trl_has_not():
     tools = Facts(model="smollm2-135m-instruct", rows=40, tables={"env.kind": "tools"})
     for config in (
         translate(GRPOConfig(use_vllm=True), tools),

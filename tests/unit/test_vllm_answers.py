@@ -158,7 +158,7 @@ def test_kept_sets_and_experts_are_refused_on_a_cpu(python: Path):
     check(c.RunConfig(engine=launched, sampling=Sampling(top_k=9, keep_support=False)))
 
 
-def test_a_launched_server_is_told_to_say_what_a_run_keeps(python: Path, tmp_path: Path):
+def test_launched_server_is_told_to_say_what_a_run_keeps(python: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text('{"vocab_size": 77, "hidden_size": 4, "num_attention_heads": 1}')
     plain = c.RunConfig(model=c.Model(path=str(tmp_path)), engine=c.Vllm(python=str(python)))
     kept = c.RunConfig(

@@ -106,7 +106,7 @@ def test_vllm_checks_accepts_an_environment_that_has_vllm(python: Path) -> None:
     assert "/nowhere/python" in refusal(check, config(engine=c.Vllm(python="/nowhere/python"), **launched))
 
 
-def test_a_server_that_cannot_be_started_leaves_no_folder(
+def test_server_that_cannot_be_started_leaves_no_folder(
     python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temporary").mkdir()
@@ -124,7 +124,7 @@ def test_a_server_that_cannot_be_started_leaves_no_folder(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_the_environment_is_found_where_it_is_said_to_be(
+def test_environment_is_found_where_it_is_said_to_be(
     python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(environment.VARIABLE, raising=False)
@@ -141,7 +141,7 @@ def test_the_environment_is_found_where_it_is_said_to_be(
     assert environment.find(str(python)).python == python
 
 
-def test_a_server_is_started_with_what_the_engine_needs(python: Path, tmp_path: Path) -> None:
+def test_server_is_started_with_what_the_engine_needs(python: Path, tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps({**shape, "max_position_embeddings": 512}))
     asked = config(model=c.Model(path=str(tmp_path)), engine=c.Vllm(python=str(python), args=("--seed", "3")))
@@ -184,7 +184,7 @@ def place(name: str) -> tuple[str, Any] | None:
     return name, None
 
 
-def test_a_layout_names_the_checkpoints_tensors_in_the_order_vllm_fuses_them() -> None:
+def test_layout_names_the_checkpoints_tensors_in_the_order_vllm_fuses_them() -> None:
     tied = {name: shape for name, shape in SHAPES.items() if name != "lm_head.weight"}
     for shapes in (tied, SHAPES):
         layout = build_layout([EMBEDDING, QKV], shapes, place, dtype="float32")
@@ -195,7 +195,7 @@ def test_a_layout_names_the_checkpoints_tensors_in_the_order_vllm_fuses_them() -
         assert [slab.shape for slab in layout.slabs] == [(10, 4), (8, 4)]
 
 
-def test_a_layout_refuses_what_it_cannot_put_together() -> None:
+def test_layout_refuses_what_it_cannot_put_together() -> None:
     norm = Parameter(name="model.norm.weight", shape=(4,))
     with pytest.raises(ConfigError, match=r"'model\.norm\.weight' of vLLM's model is not in the checkpoint"):
         build_layout([EMBEDDING, QKV, norm], SHAPES, place, dtype="float32")
@@ -206,6 +206,6 @@ def test_a_layout_refuses_what_it_cannot_put_together() -> None:
         build_layout([EMBEDDING, sharded], SHAPES, place, dtype="float32")
 
 
-def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:
+def test_model_without_safetensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path"):
         checkpoint_shapes(tmp_path)

@@ -135,7 +135,7 @@ def test_spans_are_those_the_server_reports_and_only_of_this_run() -> None:
     with_engine(generating(across), body)
 
 
-def test_a_refused_request_fails_at_once_with_the_servers_words() -> None:
+def test_refused_request_fails_at_once_with_the_servers_words() -> None:
     async def body(engine: VllmEngine, fake: Fake) -> None:
         before = len(fake.asked)
         with pytest.raises(GenerationError, match=r"request a: .*400 temperature must be non-negative"):
@@ -146,7 +146,7 @@ def test_a_refused_request_fails_at_once_with_the_servers_words() -> None:
 
 
 @pytest.mark.parametrize("fault", ["503", "dropped", "cut", "error event", "no end"])
-def test_a_fault_of_the_server_is_tried_again(fault: str) -> None:
+def test_fault_of_the_server_is_tried_again(fault: str) -> None:
     tries: list[int] = []
 
     def answer(asked: Asked, live: str) -> Say:
@@ -189,7 +189,7 @@ def test_attempts_are_bounded_in_number_and_in_time() -> None:
     with_engine(generating(three), short, deadline_s=0.2)
 
 
-def test_a_dead_server_is_not_asked_again() -> None:
+def test_dead_server_is_not_asked_again() -> None:
     dead: list[WorkerDied] = []
 
     async def body(engine: VllmEngine, fake: Fake) -> None:
@@ -202,7 +202,7 @@ def test_a_dead_server_is_not_asked_again() -> None:
     with_engine(generating(lambda asked, live: DROP), body, death=lambda: dead[0] if dead else None)
 
 
-def test_an_attached_server_that_refuses_to_say_how_it_is_lives() -> None:
+def test_attached_server_that_refuses_to_say_how_it_is_lives() -> None:
     def answer(asked: httpx.Request) -> httpx.Response:
         if anyio.current_time() < 100:
             return httpx.Response(404)
@@ -210,14 +210,14 @@ def test_an_attached_server_that_refuses_to_say_how_it_is_lives() -> None:
 
     async def run() -> tuple[str, float]:
         async with open_client(Client("http://far", transport=httpx.MockTransport(answer))) as client:
-            return str(await launcher._lost(client, "far")), anyio.current_time()
+            return str(await launcher.await_loss(client, "far")), anyio.current_time()
 
     words, ended_s = run_virtual(run, limit_s=1000)
     assert ended_s == pytest.approx(104, abs=1)
     assert words == "far could not be reached for 5 s: http://far: ConnectError: gone"
 
 
-def test_a_server_that_hangs_is_found_out_by_who_asks_for_its_counters() -> None:
+def test_server_that_hangs_is_found_out_by_who_asks_for_its_counters() -> None:
     async def body(engine: VllmEngine, fake: Fake) -> None:
         seen: list[int] = []
 
@@ -283,7 +283,7 @@ def test_abort_names_the_request_as_the_server_knows_it() -> None:
     with_engine(generating(three), body)
 
 
-def test_an_abort_that_came_too_early_is_repeated() -> None:
+def test_abort_that_came_too_early_is_repeated() -> None:
     """Before the server knew the request; its first tokens say that it does now."""
 
     async def body(engine: VllmEngine, fake: Fake) -> None:
@@ -300,7 +300,7 @@ def test_an_abort_that_came_too_early_is_repeated() -> None:
     with_engine(generating(three), body)
 
 
-def test_a_request_that_was_aborted_is_not_tried_again() -> None:
+def test_request_that_was_aborted_is_not_tried_again() -> None:
     async def body(engine: VllmEngine, fake: Fake) -> None:
         fake.gate = anyio.Event()
         done: list[Any] = []
@@ -319,7 +319,7 @@ def test_a_request_that_was_aborted_is_not_tried_again() -> None:
     with_engine(generating(lambda asked, live: Say(events=(piece([7], versions=[(live, 0, 1)]),), hang_up=True)), body)
 
 
-def test_a_resumed_request_counts_what_is_written_and_draws_anew() -> None:
+def test_resumed_request_counts_what_is_written_and_draws_anew() -> None:
     async def body(engine: VllmEngine, fake: Fake) -> None:
         partial = await engine.generate(ask())
         request = ask(max_tokens=10).resumed_after(partial)
@@ -344,7 +344,7 @@ def test_a_resumed_request_counts_what_is_written_and_draws_anew() -> None:
     with_engine(generating(three), body)
 
 
-def test_a_stop_string_across_an_interruption_is_seen() -> None:
+def test_stop_string_across_an_interruption_is_seen() -> None:
     """The server knows the new tokens only: "cd" with "c" written before."""
 
     async def body(engine: VllmEngine, fake: Fake) -> None:
@@ -379,7 +379,7 @@ def test_answers_that_do_not_line_up_are_refused() -> None:
     with_engine(generating(answer), body)
 
 
-def test_a_request_that_failed_in_the_server_is_tried_again_and_never_taken_for_done() -> None:
+def test_request_that_failed_in_the_server_is_tried_again_and_never_taken_for_done() -> None:
     async def body(engine: VllmEngine, fake: Fake) -> None:
         done = await engine.generate(ask())
         assert (done.tokens.tolist(), done.finish_reason) == ([1, 2, 3], "stop")
@@ -415,7 +415,7 @@ def test_new_requests_never_meet_the_keys_of_old_weights() -> None:
     with_engine(generating(three), body)
 
 
-def test_a_failed_transfer_or_flip_is_a_sync_error_with_the_servers_words() -> None:
+def test_failed_transfer_or_flip_is_a_sync_error_with_the_servers_words() -> None:
     async def body(engine: VllmEngine, fake: Fake) -> None:
         good = fake.handler
 
@@ -458,7 +458,7 @@ def test_score_reads_the_log_probs_of_the_prompt() -> None:
     with_engine(generating(answer), body)
 
 
-def test_the_bearer_token_goes_with_every_call() -> None:
+def test_bearer_token_goes_with_every_call() -> None:
     def guarded(asked: Asked) -> Say:
         if asked.headers.get("authorization") != "Bearer sesame":
             return Say(status=401, body={"error": "a valid bearer token is needed"})

@@ -59,7 +59,7 @@ def starting(answers: int) -> Handler:
     return handler
 
 
-def test_a_server_that_is_still_starting_is_waited_for(tmp_path: Path) -> None:
+def test_server_that_is_still_starting_is_waited_for(tmp_path: Path) -> None:
     assert attach(starting(5), tmp_path, within_s=15.0).startswith("vllm at http://")
 
 
@@ -73,12 +73,12 @@ def test_it_is_said_once_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.
     assert re.fullmatch(r"info: waiting for http://\S+ \(.*\); engine\.start_deadline_s allows 15 s", line)
 
 
-def test_a_server_that_never_answers_is_named_with_the_key_that_allows_more(tmp_path: Path) -> None:
+def test_server_that_never_answers_is_named_with_the_key_that_allows_more(tmp_path: Path) -> None:
     words = r"engine\.urls: http://.* did not answer within engine\.start_deadline_s = 0\.2 s: /health: 503 loading"
     with pytest.raises(ConfigError, match=words):
         attach(starting(1 << 30), tmp_path, within_s=0.2)
 
 
-def test_a_server_that_refuses_is_not_waited_for(tmp_path: Path) -> None:
+def test_server_that_refuses_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"does not answer as an engine does .*403 no entry"):
         attach(lambda _: Say(status=403, body={"error": "no entry"}), tmp_path, within_s=600.0)

@@ -98,7 +98,7 @@ def test_weights_come_with_the_flip_by_the_names_of_the_checkpoint(tmp_path: Pat
     with_engine(tmp_path, body)
 
 
-def test_a_server_that_did_not_meet_the_learner_keeps_its_weights(tmp_path: Path) -> None:
+def test_server_that_did_not_meet_the_learner_keeps_its_weights(tmp_path: Path) -> None:
     async def body(engine: VllmNcclEngine, fake: Fake) -> None:
         with pytest.raises(SyncError, match=r"did not meet the learner.*ncclSystemError"):
             await engine.receive(offer(0))
@@ -111,7 +111,7 @@ def test_a_server_that_did_not_meet_the_learner_keeps_its_weights(tmp_path: Path
     with_engine(tmp_path, body, fails=JOIN)
 
 
-def test_a_server_with_half_a_version_is_given_none_again(tmp_path: Path) -> None:
+def test_server_with_half_a_version_is_given_none_again(tmp_path: Path) -> None:
     async def body(engine: VllmNcclEngine, fake: Fake) -> None:
         await engine.receive(offer(3))
         with pytest.raises(SyncError, match="ncclSystemError"):
@@ -124,7 +124,7 @@ def test_a_server_with_half_a_version_is_given_none_again(tmp_path: Path) -> Non
     with_engine(tmp_path, body, fails="/corrente/flip")
 
 
-def test_a_server_is_started_with_vllms_own_engine(tmp_path: Path) -> None:
+def test_server_is_started_with_vllms_own_engine(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     where = environment.VllmEnvironment(python=Path("python"), package="vllm", version="0.32.0")
     config = c.RunConfig(model=c.Model(path=str(tmp_path)), engine=c.Vllm(), sync=c.VllmNccl())
@@ -147,6 +147,6 @@ def test_buckets_are_cut_where_vllms_receiver_cuts(sizes: list[int], limit: int)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_learner_without_nccl_says_so() -> None:
+def test_learner_without_nccl_says_so() -> None:
     with pytest.raises(SyncError, match=r'sync.kind = "vllm_nccl" needs no-such-nccl.so'):
         Nccl("no-such-nccl.so")

@@ -104,7 +104,7 @@ def test_all_processes_end_when_the_caller_stops_it(tmp_path: Path) -> None:
     run(main)
 
 
-def test_the_caller_alone_ends_it(tmp_path: Path) -> None:
+def test_caller_alone_ends_it(tmp_path: Path) -> None:
     """A service manager sends SIGTERM to every process of a run; the run goes on until it stops by itself."""
 
     async def main() -> None:
@@ -121,7 +121,7 @@ def test_the_caller_alone_ends_it(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     async def main() -> None:
         async with supervised(tmp_path / "x", f"trap '' TERM; {FAMILY}") as it:
             await until(lambda: len(it.processes) == 5)
@@ -172,7 +172,7 @@ def test_what_a_server_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_server_that_loses_a_part_is_over_as_a_whole(tmp_path: Path) -> None:
+def test_server_that_loses_a_part_is_over_as_a_whole(tmp_path: Path) -> None:
     part = (
         f"{sys.executable} -c \"open('/proc/self/comm','w').write('VLLM::EngineCore'); __import__('time').sleep(600)\""
     )
@@ -182,11 +182,11 @@ def test_a_server_that_loses_a_part_is_over_as_a_whole(tmp_path: Path) -> None:
             named: list[int] = []
 
             def seen() -> bool:
-                named[:] = [pid for pid in it.processes if supervisor._state(pid)[0].startswith("VLLM::")]
+                named[:] = [pid for pid in it.processes if supervisor.process_state(pid)[0].startswith("VLLM::")]
                 return bool(named)
 
             await until(seen)
-            await anyio.sleep(3 * supervisor._POLL_S)
+            await anyio.sleep(3 * supervisor.POLL_S)
             os.kill(named[0], signal.SIGKILL)
             assert await it.worker.call(AwaitEnd(), str) == "lost a process"
             await until(lambda: f"process {named[0]} of the server ended" in it.worker.output)
@@ -195,7 +195,7 @@ def test_a_server_that_loses_a_part_is_over_as_a_whole(tmp_path: Path) -> None:
     run(main)
 
 
-def test_the_server_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+def test_server_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     async def main() -> None:
         async with supervised(tmp_path / "x", "exec sleep 600") as it:
             await until(lambda: len(it.processes) == 2)
@@ -209,7 +209,7 @@ def test_the_server_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("script", "report"), [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was killed by signal 9")]
 )
-def test_the_caller_is_told_how_it_ended(tmp_path: Path, script: str, report: str) -> None:
+def test_caller_is_told_how_it_ended(tmp_path: Path, script: str, report: str) -> None:
     async def main() -> None:
         async with supervised(tmp_path / "x", script) as it:
             for _ in range(2):

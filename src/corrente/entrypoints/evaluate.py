@@ -100,7 +100,7 @@ async def run_evaluation(
     result; raises PipelineError when an engine cannot work, and ConfigError when there are no held-out prompts.
     """
     with tempfile.TemporaryDirectory(prefix="corrente-eval-") as aside:
-        settings = _apart(config, aside)
+        settings = config_beside_run(config, aside)
         try:
             async with open_parts(settings, sinks=sinks, inputs=inputs, learner=WEIGHTS) as parts:
                 if not parts.eval_prompts:
@@ -130,7 +130,7 @@ async def _evaluate(parts: Parts, *, step: int, version: int) -> Evaluation:
     return evaluation
 
 
-def _apart(config: RunConfig, folder: str) -> RunConfig:
+def config_beside_run(config: RunConfig, folder: str) -> RunConfig:
     """The config of an evaluation: it collides with no run, and is never switched off."""
     sync = config.sync
     if isinstance(config.engine, c.Embedded):

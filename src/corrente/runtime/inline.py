@@ -33,20 +33,20 @@ class InlineLearner:
     """A learner called directly."""
 
     def __init__(self, core: cores.LearnerCore) -> None:
-        self._core = core
+        self.core = core
         self._pieces = 0
 
     async def step(self, batch: Batch) -> Metrics:
         await anyio.lowlevel.checkpoint()
-        return self._core.step(batch, pulse=self._pulse)
+        return self.core.step(batch, pulse=self._pulse)
 
     async def save(self, path: Path) -> None:
         await anyio.lowlevel.checkpoint()
-        self._core.save(path)
+        self.core.save(path)
 
     async def load(self, path: Path) -> None:
         await anyio.lowlevel.checkpoint()
-        self._core.load(path)
+        self.core.load(path)
 
     def progress(self) -> int:
         return self._pieces

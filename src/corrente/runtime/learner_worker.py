@@ -36,7 +36,7 @@ class LearnerRole:
         self._send = send
         self._core: LearnerCore | None = None
         self._config = RunConfig()
-        self._sender: Any = None
+        self.sender: Any = None
         self._offering = 0
 
     @property
@@ -56,7 +56,7 @@ class LearnerRole:
                 threading.Thread(target=self._offer, args=(call.id, request), name="offer", daemon=True).start()
                 return True
             case rpc.CancelCall(call=number) if number == self._offering:
-                self._sender.stop()
+                self.sender.stop()
                 return True
             case _:
                 return False
@@ -97,19 +97,19 @@ class LearnerRole:
         if given.fd is not None:
             shared = map_slots(given.layout, fd=given.fd, count=given.slots)
         device = devices.learner_device(self._config.model.device)
-        self._sender = build(
+        self.sender = build(
             self._config, given.layout, shared=shared, path=given.path, device=device, slots=given.slots
         )
 
     def _export(self, version: int, slot: int) -> float:
-        return self._sender.export(version, self.core.tensors(), slot=slot)
+        return self.sender.export(version, self.core.tensors(), slot=slot)
 
     def _offer(self, number: int, request: OfferRequest) -> None:
         """Offer in this thread, and answer. It runs behind the thread that trains, and so do those it starts."""
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), OFFER_NICE)
         try:
-            answer: rpc.RpcAnswer = rpc.reply(number, _as_sync_error(lambda: self._sender.offer(request)))
+            answer: rpc.RpcAnswer = rpc.reply(number, _as_sync_error(lambda: self.sender.offer(request)))
         except SyncError as error:
             answer = rpc.failure(number, error, worker="learner")
         self._send(answer)

@@ -56,7 +56,7 @@ class HttpSender:
     def __init__(self, section: Http, setup: SenderSetup) -> None:
         self._section, self._layout = section, setup.layout
         self._token = secrets.token_urlsafe(32)
-        self._served: dict[str, _Served] = {}
+        self.served: dict[str, _Served] = {}
         self._lock = threading.Lock()
         """Guards what is served: the server looks names up while one thread adds to them and another takes them away."""
         self._digests: dict[int, str] = {}
@@ -85,7 +85,7 @@ class HttpSender:
             self._digests[new.version] = digest.of(self._layout, new.bytes, threads=1, check=check)
         name = secrets.token_hex(8)
         with self._lock:
-            self._served[name] = _Served(new.slot, body)
+            self.served[name] = _Served(new.slot, body)
         host, port = self._socket.getsockname()[:2]
         return HttpOffer(
             version=request.version,
@@ -100,14 +100,14 @@ class HttpSender:
 
     def release(self, slot: int) -> None:
         with self._lock:
-            gone = [name for name, served in self._served.items() if served.slot == slot]
+            gone = [name for name, served in self.served.items() if served.slot == slot]
             for name in gone:
-                self._served.pop(name).withdraw()
+                self.served.pop(name).withdraw()
 
     def close(self) -> None:
         """Stop serving; the port is free when this returns."""
         with self._lock:
-            for served in self._served.values():
+            for served in self.served.values():
                 served.withdraw()
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(STOP_S)
@@ -118,7 +118,7 @@ class HttpSender:
         shown = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
             return Response("a token of this run is needed", status_code=401)
-        served = self._served.get(request.path_params["name"])
+        served = self.served.get(request.path_params["name"])
         if served is None:
             return Response("no such version, or no longer", status_code=404)
         headers = {"content-length": str(served.body.nbytes)}

@@ -66,7 +66,7 @@ class WeightReceiver:
         self._layout, self._slots, self._shared, self._adopt = layout, slots, shared, adopt
         self._count = count if slots is None else len(slots)
         self._adopted = ""
-        self._versions: list[int | None] = [None] * self._count
+        self.versions: list[int | None] = [None] * self._count
         self._transports: dict[type, ReceiverTransport] = {}
         self._host: torch.Tensor | None = None
         self._turn = threading.Lock()
@@ -80,7 +80,7 @@ class WeightReceiver:
 
     def holds(self, slot: int) -> int | None:
         """The version that is whole in ``slot``; None when there is none."""
-        return self._versions[slot]
+        return self.versions[slot]
 
     def receive(self, offer: Offer) -> None:
         """Have what is offered in its slot. SyncError when it could not be had: that slot then holds nothing.
@@ -91,8 +91,8 @@ class WeightReceiver:
         stop = self._stop = threading.Event()
         until = time.monotonic() + offer.deadline_s
         with self._turn:
-            held = self._versions[self._base_slot(offer)]
-            self._versions[offer.slot] = None
+            held = self.versions[self._base_slot(offer)]
+            self.versions[offer.slot] = None
             if offer.base is not None and offer.base != held:
                 raise SyncError(
                     f"version {offer.version} is a change of version {offer.base}; this engine holds {held}"
@@ -103,7 +103,12 @@ class WeightReceiver:
                 raise
             except Exception as error:
                 raise SyncError(f"version {offer.version} did not arrive: {type(error).__name__}: {error}") from error
-            self._versions[offer.slot] = offer.version
+            self.versions[offer.slot] = offer.version
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a receive is under way in another thread."""
+        return self._turn.locked()
 
     def stop(self) -> None:
         """Give up the receive that is under way, if there is one; it raises SyncError in its thread soon."""

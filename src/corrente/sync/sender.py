@@ -77,7 +77,7 @@ class WeightSender:
     """Copies weights into slots, remembers which version lies where, and has them offered."""
 
     def __init__(self, *, layout: Layout, slots: Sequence[torch.Tensor], transport: SenderTransport) -> None:
-        self._layout, self._slots, self._transport = layout, slots, transport
+        self._layout, self.slots, self.transport = layout, slots, transport
         self._versions: list[int | None] = [None] * len(slots)
         self._reading: set[int] = set()
         self._changed = threading.Condition()
@@ -94,9 +94,9 @@ class WeightSender:
                 self._stop.set()
             if not self._changed.wait_for(lambda: slot not in self._reading, RELEASE_S):
                 raise SyncError(f"slot {slot} is still read by an offer that was given up {RELEASE_S:g} s ago")
-        self._transport.release(slot)
+        self.transport.release(slot)
         start = time.perf_counter()
-        pack.write(self._layout, tensors, self._slots[slot])
+        pack.write(self._layout, tensors, self.slots[slot])
         copy_s = time.perf_counter() - start
         with self._changed:
             self._versions[slot] = version
@@ -117,7 +117,7 @@ class WeightSender:
                 new, base = self._found(request)
                 self._reading = {new.slot} | (set() if base is None else {base.slot})
             try:
-                return self._transport.offer(request, new, base, check=lambda: _check(stop, request.version))
+                return self.transport.offer(request, new, base, check=lambda: _check(stop, request.version))
             finally:
                 with self._changed:
                     self._reading = set()
@@ -131,12 +131,12 @@ class WeightSender:
         """Give up what is under way, wait until it ended, and let go of files and connections."""
         self.stop()
         with self._turn:
-            self._transport.close()
+            self.transport.close()
 
     def _found(self, request: OfferRequest) -> tuple[PackedVersion, PackedVersion | None]:
         """The version asked for and, where a change is enough and its base is kept, that base."""
         at = request.slot if self._versions[request.slot] == request.version else self._versions.index(request.version)
-        new = PackedVersion(request.version, at, self._slots[at])
+        new = PackedVersion(request.version, at, self.slots[at])
         if (
             request.whole
             or request.live is None
@@ -145,7 +145,7 @@ class WeightSender:
         ):
             return new, None
         at = self._versions.index(request.live)
-        return new, PackedVersion(request.live, at, self._slots[at])
+        return new, PackedVersion(request.live, at, self.slots[at])
 
 
 def _check(stop: threading.Event, version: int) -> None:

@@ -57,11 +57,11 @@ class EnginePool:
         log_event: LogEvent = ignore_event,
     ) -> None:
         self._launcher = launcher
-        self._roster = Roster()
+        self.roster = Roster()
         self._router = Router(slack=slack, rows=rows)
-        self._publication = Publication(self._roster, deadline_s=deadline_s, log_event=log_event)
+        self._publication = Publication(self.roster, deadline_s=deadline_s, log_event=log_event)
         self._supervisor = ReplicaSupervisor(
-            self._roster,
+            self.roster,
             self._publication,
             launcher=launcher,
             restarts=restarts,
@@ -82,7 +82,7 @@ class EnginePool:
                 task_status.started()
                 await anyio.sleep_forever()
         finally:
-            self._roster.end(WorkerDied("the engines were stopped"))
+            self.roster.end(WorkerDied("the engines were stopped"))
 
     def catch_up_by(self, catch_up: CatchUp) -> None:
         """Set the function that brings a late replica to the live version: Sync.catch_up."""
@@ -94,13 +94,13 @@ class EnginePool:
 
     def states(self) -> dict[str, str]:
         """The state of each replica, by name."""
-        return {member.name: member.health.state.name for member in self._roster.members.values()}
+        return {member.name: member.health.state.name for member in self.roster.members.values()}
 
     # ---- Engine
 
     async def generate(self, request: Request) -> Completion:
         call = PoolRequest(request)
-        self._roster.calls.add(call)
+        self.roster.calls.add(call)
         try:
             while True:
                 member = await self._assigned(call)
@@ -110,7 +110,7 @@ class EnginePool:
                 if done is not None:
                     return done
         finally:
-            self._roster.calls.discard(call)
+            self.roster.calls.discard(call)
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
         deaths = 0
@@ -126,15 +126,15 @@ class EnginePool:
 
     async def abort(self, ids: Sequence[str]) -> None:
         named = set(ids)
-        found = [call for call in self._roster.calls if call.request.id in named]
+        found = [call for call in self.roster.calls if call.request.id in named]
         for call in found:
             call.aborted = True
-        self._roster.changed.notify_all()
+        self.roster.changed.notify_all()
         await self._on_members(found, lambda member, theirs: member.engine.abort(theirs))
 
     async def partial_completions(self, ids: Sequence[str]) -> Mapping[str, Completion]:
         named = set(ids)
-        found = [call for call in self._roster.calls if call.request.id in named]
+        found = [call for call in self.roster.calls if call.request.id in named]
 
         async def read_partials(member: Member, theirs: Sequence[str]) -> None:
             calls = {call.request.id: (call, call.written) for call in found if call.member is member}
@@ -148,14 +148,14 @@ class EnginePool:
         return {
             call.request.id: msgspec.structs.replace(known, finish_reason="abort")
             for call in found
-            if call in self._roster.calls and (known := call.known or call.written) is not None
+            if call in self.roster.calls and (known := call.known or call.written) is not None
         }
 
     async def stats(self) -> EngineStats:
         """Sums over the replicas; ``busy_s`` is their mean, so that it grows by at most a second a second."""
-        if self._roster.over is not None:
-            raise WorkerDied(str(self._roster.over))
-        members = list(self._roster.members.values())
+        if self.roster.over is not None:
+            raise WorkerDied(str(self.roster.over))
+        members = list(self.roster.members.values())
 
         async def read_stats(member: Member) -> None:
             with anyio.move_on_after(ANSWER_S):
@@ -167,15 +167,15 @@ class EnginePool:
         async with anyio.create_task_group() as tasks:
             for member in members:
                 tasks.start_soon(read_stats, member)
-        total = self._roster.totals()
-        ready = self._roster.ready()
+        total = self.roster.totals()
+        ready = self.roster.ready()
         self._busy_s += max(0.0, total.busy_s - self._counted_s) / max(len(members), 1)
         self._counted_s = total.busy_s
-        unassigned = sum(call.member is None for call in self._roster.calls)
+        unassigned = sum(call.member is None for call in self.roster.calls)
         return EngineStats(
-            version=-1 if self._roster.version is None else self._roster.version,
-            running=sum(m.stats.running for m in self._roster.members.values()),
-            waiting=sum(m.stats.waiting for m in self._roster.members.values()) + unassigned,
+            version=-1 if self.roster.version is None else self.roster.version,
+            running=sum(m.stats.running for m in self.roster.members.values()),
+            waiting=sum(m.stats.waiting for m in self.roster.members.values()) + unassigned,
             prefill_tokens=total.prefill_tokens,
             decode_tokens=total.decode_tokens,
             busy_s=self._busy_s,
@@ -185,9 +185,9 @@ class EnginePool:
     # ---- Receiver
 
     async def held(self) -> int | None:
-        if self._roster.over is not None:
-            raise WorkerDied(str(self._roster.over))
-        return self._roster.version
+        if self.roster.over is not None:
+            raise WorkerDied(str(self.roster.over))
+        return self.roster.version
 
     def members(self) -> int:
         return self._publication.members()
@@ -205,7 +205,7 @@ class EnginePool:
 
     async def _assigned(self, call: PoolRequest) -> Member | None:
         """The replica to ask, as soon as one is ready; None when the call was aborted first."""
-        roster = self._roster
+        roster = self.roster
         await roster.changed.wait_for(lambda: call.aborted or bool(roster.ready()) or roster.over is not None)
         if call.aborted:
             return None
@@ -234,7 +234,7 @@ class EnginePool:
             call.member = None
             member.calls.discard(call)
             self._router.left(call.request.group)
-            self._roster.changed.notify_all()
+            self.roster.changed.notify_all()
         if part is None:
             call.written = call.known or call.written
             return None
@@ -245,7 +245,7 @@ class EnginePool:
         return done
 
     async def _least_loaded(self) -> Member:
-        roster = self._roster
+        roster = self.roster
         await roster.changed.wait_for(lambda: bool(roster.ready()) or roster.over is not None)
         if roster.over is not None:
             raise WorkerDied(str(roster.over))

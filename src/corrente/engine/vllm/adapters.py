@@ -60,7 +60,7 @@ class AdapterEngine(VllmEngine):
         **more: Any,
     ) -> None:
         super().__init__(*args, **more)
-        self._settings, self._source, self._root = settings, source, root
+        self._settings, self._source, self.adapter_folder = settings, source, root
         self._trust = trust_remote_code
         self._exporter: Any = None
         self._receiver: Any = None
@@ -99,8 +99,8 @@ class AdapterEngine(VllmEngine):
 
     async def reserve(self, slot: int) -> None:
         """See Receiver.reserve."""
-        if self._update is not None and slot == self._update.slot:
-            raise SyncError(f"slot {slot} holds version {self._update.version}, which is in use")
+        if self.current_update is not None and slot == self.current_update.slot:
+            raise SyncError(f"slot {slot} holds version {self.current_update.version}, which is in use")
         self._receiver.stop()
         while any(live.update is not None and live.update.slot == slot for live in self._live.values()):
             await anyio.sleep(POLL_S)
@@ -131,7 +131,7 @@ class AdapterEngine(VllmEngine):
                 f"{len(self._live)} requests are live, and vLLM lets them finish under the adapter they began with; "
                 "inflight.kind snapshot, drain, barrier or resume is needed"
             )
-        self._update = update
+        self.current_update = update
         return 0.0
 
     def _write_adapter(self, offer: Offer) -> Path:
@@ -139,7 +139,7 @@ class AdapterEngine(VllmEngine):
         tensors = import_module(SLOTS).slab_views(self._layout, self._receiver.slots[offer.slot])
         self._count += 1
         run = f"{self._run_label}-{self._count}"
-        return self._exporter.write(self._root, tensors, run=run, version=offer.version)
+        return self._exporter.write(self.adapter_folder, tensors, run=run, version=offer.version)
 
     async def _unload_slot(self, slot: int) -> None:
         loaded = self._loaded.pop(slot, None)
@@ -152,6 +152,6 @@ class AdapterEngine(VllmEngine):
 
     async def _post_or_sync_error(self, path: str, body: dict[str, Any]) -> None:
         try:
-            await self._client.post(path, body)
+            await self.client.post(path, body)
         except (ServerError, GenerationError) as error:
-            raise SyncError(f"{self._client.url}: {error}") from error
+            raise SyncError(f"{self.client.url}: {error}") from error

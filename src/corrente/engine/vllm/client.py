@@ -53,7 +53,7 @@ class Client:
     ) -> None:
         self.url = url.rstrip("/")
         self._retries, self._deadline_s, self._death = retries, deadline_s, death
-        self._http = httpx.AsyncClient(
+        self.http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
             verify=tls.ssl_context(verify, key="engine.verify"),
@@ -64,7 +64,7 @@ class Client:
         )
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        await self.http.aclose()
 
     async def get(self, path: str) -> Any:
         """Return the JSON at ``path``, None for another content type; one attempt. ServerError, or GenerationError for a 4xx."""
@@ -91,7 +91,7 @@ class Client:
         """
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=None)
         try:
-            async with self._http.stream("POST", path, json=body, timeout=timeout) as answer:
+            async with self.http.stream("POST", path, json=body, timeout=timeout) as answer:
                 if answer.status_code >= 400:
                     await answer.aread()
                     raise _error_of_response(answer)
@@ -129,7 +129,7 @@ class Client:
     async def _request_once(self, method: str, path: str, body: Any, timeout: httpx.Timeout | None = None) -> Any:
         more: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         try:
-            answer = await self._http.request(method, path, json=body, **more)
+            answer = await self.http.request(method, path, json=body, **more)
         except httpx.TransportError as error:
             raise ServerError(f"{self.url}: {_describe_error(error)}") from error
         if answer.status_code >= 400:

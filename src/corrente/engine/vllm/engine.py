@@ -86,12 +86,12 @@ class VllmEngine:
         clock: Callable[[], float] = time.monotonic,
         vocabulary: int = 0,
     ) -> None:
-        self._client, self._decode, self._prefix_cache = client, decode, prefix_cache
+        self.client, self._decode, self.prefix_cache = client, decode, prefix_cache
         self._stream_interval, self._clock, self._vocabulary = stream_interval, clock, vocabulary
         self.flip_s = FLIP_S
         self._run_label = secrets.token_hex(4)
-        self._model, self.context = "", 0
-        self._update: Update | None = None
+        self.served_model, self.context = "", 0
+        self.current_update: Update | None = None
         self._live: dict[str, LiveRequest] = {}
         self._attempts_sent = 0
         self._prefill_tokens = self._decode_tokens = 0
@@ -104,8 +104,8 @@ class VllmEngine:
 
     async def read_served_model(self) -> None:
         """Read the name and the context length of the served model."""
-        served = (await self._client.get("/v1/models"))["data"][0]
-        self._model, self.context = served["id"], served["max_model_len"]
+        served = (await self.client.get("/v1/models"))["data"][0]
+        self.served_model, self.context = served["id"], served["max_model_len"]
 
     # ---- Engine -------------------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class VllmEngine:
             self._busy_since = self._clock()
         self._live[request.id] = live
         try:
-            return await self._client.call_with_retries(lambda: self._attempt_request(live))
+            return await self.client.call_with_retries(lambda: self._attempt_request(live))
         except GenerationError as error:
             raise GenerationError(f"request {request.id}: {error}") from error
         finally:
@@ -139,12 +139,12 @@ class VllmEngine:
                 top_logprobs=np.empty((0, top), np.float32),
             )
         body = {
-            "model": self.model_name(self._update),
+            "model": self.model_name(self.current_update),
             "token_ids": tokens.tolist(),
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": top, "detokenize": False}
             | answers.sampling_params(Sampling(temperature=0.0), returns_kept_sets=self._vocabulary > 0),
         }
-        answer = await self._client.call_with_retries(lambda: self._client.post(GENERATE, body, timeout_s=600.0))
+        answer = await self.client.call_with_retries(lambda: self.client.post(GENERATE, body, timeout_s=600.0))
         return answers.parse_scores(answer["prompt_logprobs"], tokens, top)
 
     async def abort(self, ids: Sequence[str]) -> None:
@@ -153,10 +153,10 @@ class VllmEngine:
         for live in found:
             live.aborted = True
         if found:
-            await self._client.call_with_retries(lambda: self._abort_on_server(found))
+            await self.client.call_with_retries(lambda: self._abort_on_server(found))
 
     async def _abort_on_server(self, ended: Sequence[LiveRequest]) -> None:
-        await self._client.post(ABORT, {"request_ids": [live.name for live in ended if live.name]})
+        await self.client.post(ABORT, {"request_ids": [live.name for live in ended if live.name]})
 
     async def partial_completions(self, ids: Sequence[str]) -> Mapping[str, Completion]:
         """See Engine.partial_completions. They are up to ``STREAM_INTERVAL`` tokens behind the server."""
@@ -168,11 +168,11 @@ class VllmEngine:
 
         The call waits until the worker answers between two steps, so it does not return while the worker hangs.
         """
-        await self._client.wait_for_answer("/collective_rpc", {"method": "check_health"})
+        await self.client.wait_for_answer("/collective_rpc", {"method": "check_health"})
         busy_s = self._busy_s + (self._clock() - self._busy_since if self._live else 0.0)
         running = sum(1 for live in self._live.values() if live.tokens)
         return EngineStats(
-            version=self._update.version if self._update else -1,
+            version=self.current_update.version if self.current_update else -1,
             running=running,
             waiting=len(self._live) - running,
             prefill_tokens=self._prefill_tokens,
@@ -187,8 +187,8 @@ class VllmEngine:
 
     async def reserve(self, slot: int) -> None:
         """See Receiver.reserve. A cancelled transfer that still writes is stopped and waited for."""
-        if self._update is not None and slot == self._update.slot:
-            raise SyncError(f"slot {slot} holds version {self._update.version}, which is in use")
+        if self.current_update is not None and slot == self.current_update.slot:
+            raise SyncError(f"slot {slot} holds version {self.current_update.version}, which is in use")
         status = await self._worker_rpc("corrente_status")
         if status["busy"]:
             await self._worker_rpc("corrente_stop")
@@ -204,7 +204,7 @@ class VllmEngine:
             await anyio.sleep(POLL_S)
             status = await self._worker_rpc("corrente_status")
         if status["failure"]:
-            raise SyncError(f"{self._client.url}: {status['failure']}")
+            raise SyncError(f"{self.client.url}: {status['failure']}")
 
     async def apply(self, update: Update, mode: ApplyMode) -> float:
         """See Receiver.apply. A flip that has begun is completed even if the caller is cancelled."""
@@ -216,10 +216,10 @@ class VllmEngine:
         pause_s = 0.0
         with anyio.CancelScope(shield=True):
             try:
-                pause_s = float((await self._client.post("/corrente/flip", flip, timeout_s=self.flip_s))["pause_s"])
+                pause_s = float((await self.client.post("/corrente/flip", flip, timeout_s=self.flip_s))["pause_s"])
             except (ServerError, GenerationError) as error:
-                raise SyncError(f"{self._client.url} kept its weights: {error}") from error
-            self._update = update
+                raise SyncError(f"{self.client.url} kept its weights: {error}") from error
+            self.current_update = update
         await anyio.lowlevel.checkpoint()
         return pause_s
 
@@ -229,14 +229,14 @@ class VllmEngine:
             "slot": update.slot,
             "version": update.version,
             "label": f"{self._run_label}/{update.version}",
-            "recompute": mode == "recompute" or self._prefix_cache == "reset",
-            "back": (self._update.slot, self._update.version) if self._update else None,
+            "recompute": mode == "recompute" or self.prefix_cache == "reset",
+            "back": (self.current_update.slot, self.current_update.version) if self.current_update else None,
         }
 
     def _require_weights(self, what: str) -> Update:
-        if self._update is None:
+        if self.current_update is None:
             raise GenerationError(f"{what}: the engine holds no weights yet")
-        return self._update
+        return self.current_update
 
     def _token_budget(self, request: Request) -> int:
         """The number of tokens that may still be sampled. GenerationError when the request cannot be served."""
@@ -258,17 +258,17 @@ class VllmEngine:
 
     async def _attempt_request(self, live: LiveRequest) -> Completion:
         self._attempts_sent += 1
-        live.start_attempt(f"generate-tokens-{self._run_label}-{self._attempts_sent}", self._update)
+        live.start_attempt(f"generate-tokens-{self._run_label}-{self._attempts_sent}", self.current_update)
         if live.aborted:
             return self._to_completion(live, "abort")
         await self._stream_answer(live)
         if live.finish_reason is None:
-            raise ServerError(f"{self._client.url}: the answer has no end")
+            raise ServerError(f"{self.client.url}: the answer has no end")
         return self._to_completion(live, "stop" if live.stopped else live.finish_reason)
 
     async def _stream_answer(self, live: LiveRequest) -> None:
         watch = self._resumed_stop_strings(live.request)
-        async with aclosing(self._client.stream(GENERATE, self._request_body(live))) as events:
+        async with aclosing(self.client.stream(GENERATE, self._request_body(live))) as events:
             async for event in events:
                 for choice in event["choices"]:
                     self._add_piece(live, choice, watch)
@@ -298,7 +298,7 @@ class VllmEngine:
                 "stream_interval": self._stream_interval,
             },
         }
-        if self._prefix_cache == "salt":
+        if self.prefix_cache == "salt":
             body["cache_salt"] = f"{self._run_label}-{self._require_weights(request.id).version}"
         return body
 
@@ -321,7 +321,7 @@ class VllmEngine:
         tokens, content = choice["token_ids"] or [], (choice["logprobs"] or {}).get("content") or []
         if [entry["token_id"] for entry in content] != tokens:
             raise AlignmentError(
-                f"{len(tokens)} tokens and {len(content)} log-probs in one piece from {self._client.url}"
+                f"{len(tokens)} tokens and {len(content)} log-probs in one piece from {self.client.url}"
             )
         sets = answers.parse_kept_sets(
             choice, live.request.sampling, tokens=len(tokens), returns_kept_sets=self._vocabulary > 0
@@ -345,7 +345,7 @@ class VllmEngine:
 
     def model_name(self, update: Update | None) -> str:
         """The model name under which the server serves ``update``."""
-        return self._model
+        return self.served_model
 
     def version_spans(self, live: LiveRequest, labels: Sequence[Mapping[str, Any]]) -> list[Span]:
         """The version spans of the request's tokens, from the server's labels. GenerationError for labels of another run."""
@@ -380,7 +380,7 @@ class VllmEngine:
         return cut_at_stop(self._decoded_text(request, tokens), request.sampling.stop)
 
     async def _collective_rpc(self, method: str) -> Any:
-        answer = await self._client.post("/collective_rpc", {"method": method})
+        answer = await self.client.post("/collective_rpc", {"method": method})
         return answer["results"][0] if answer else None
 
     async def _worker_rpc(self, method: str) -> Any:
@@ -392,8 +392,8 @@ class VllmEngine:
     async def _update_session(self, update: dict[str, Any]) -> None:
         """Run one session of vLLM's weight-update interface: start, update, finish."""
         try:
-            await self._client.post("/start_weight_update")
-            await self._client.post("/update_weights", {"update_info": update})
-            await self._client.post("/finish_weight_update")
+            await self.client.post("/start_weight_update")
+            await self.client.post("/update_weights", {"update_info": update})
+            await self.client.post("/finish_weight_update")
         except (ServerError, GenerationError) as error:
             raise SyncError(str(error)) from error

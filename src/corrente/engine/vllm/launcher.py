@@ -94,7 +94,7 @@ class VllmLauncher:
                 within = f"within engine.start_deadline_s = {deadline_s:g} s"
                 raise ConfigError(f"engine.urls: {client.url} did not answer {within}: {why}")
             with tempfile.TemporaryDirectory(prefix="corrente-adapters-") as root:
-                yield await self._replica(name, client, lambda: _lost(client, name), Path(root))
+                yield await self._replica(name, client, lambda: await_loss(client, name), Path(root))
 
     @asynccontextmanager
     async def _launch(self, index: int) -> AsyncGenerator[Replica]:
@@ -270,7 +270,7 @@ async def _answers(
     return failure
 
 
-async def _lost(client: Client, name: str) -> WorkerDied:
+async def await_loss(client: Client, name: str) -> WorkerDied:
     """Returns when an attached server has not been reached for a while."""
     missed, why = 0, ServerError("")
     while missed < LOST_AFTER:

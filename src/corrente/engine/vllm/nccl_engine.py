@@ -39,14 +39,14 @@ class VllmNcclEngine(VllmEngine):
 
     async def reserve(self, slot: int) -> None:
         """See Receiver.reserve. The server has no slots, so there is nothing to wait for."""
-        if self._update is not None and slot == self._update.slot:
-            raise SyncError(f"slot {slot} holds version {self._update.version}, which is in use")
+        if self.current_update is not None and slot == self.current_update.slot:
+            raise SyncError(f"slot {slot} holds version {self.current_update.version}, which is in use")
 
     async def receive(self, offer: Offer) -> None:
         """See Receiver.receive. Join the learner's NCCL group where needed; the weights are transferred with the flip."""
         if not isinstance(offer, VllmNcclOffer):
             raise SyncError(
-                f"{self._client.url} takes weights by vLLM's own NCCL engine, not by {type(offer).__name__}"
+                f"{self.client.url} takes weights by vLLM's own NCCL engine, not by {type(offer).__name__}"
             )
         self._check_whole()
         group = (offer.host, offer.port, offer.generation)
@@ -54,9 +54,9 @@ class VllmNcclEngine(VllmEngine):
         if group != self._joined:
             self._joined = None
             try:
-                await self._client.post(JOIN, _group_fields(offer), timeout_s=offer.deadline_s)
+                await self.client.post(JOIN, _group_fields(offer), timeout_s=offer.deadline_s)
             except (ServerError, GenerationError) as error:
-                raise SyncError(f"{self._client.url} did not meet the learner: {error}") from error
+                raise SyncError(f"{self.client.url} did not meet the learner: {error}") from error
             self._joined = group
         self._offer, self.flip_s = offer, offer.deadline_s
 
@@ -64,7 +64,7 @@ class VllmNcclEngine(VllmEngine):
         """See Receiver.apply."""
         self._check_whole()
         if self._offer is None or self._offer.version != update.version:
-            raise SyncError(f"version {update.version} was not offered to {self._client.url}")
+            raise SyncError(f"version {update.version} was not offered to {self.client.url}")
         try:
             pause_s = await super().apply(update, mode)
         except SyncError:
@@ -88,7 +88,7 @@ class VllmNcclEngine(VllmEngine):
 
     def _check_whole(self) -> None:
         if self._partial_version is not None:
-            raise SyncError(f"{self._client.url} holds a part of version {self._partial_version}; start it anew")
+            raise SyncError(f"{self.client.url} holds a part of version {self._partial_version}; start it anew")
 
 
 def _group_fields(offer: VllmNcclOffer) -> dict[str, Any]:

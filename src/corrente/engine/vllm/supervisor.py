@@ -33,7 +33,7 @@ from corrente.engine.vllm import environment
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform == "linux"
-_POLL_S = 0.05
+POLL_S = 0.05
 _POLLS = 100
 """Polls between two scans of mapped memory, which take some milliseconds."""
 _SHARED = "/dev/shm/"
@@ -119,10 +119,10 @@ class SupervisorRole:
         if self._polls % _POLLS == 0:
             self._shared.scan()
         try:
-            return self._process.wait(_POLL_S)
+            return self._process.wait(POLL_S)
         except subprocess.TimeoutExpired:
             children = set(_children(self._process.pid))
-        lost = [part for part in self._parts if part not in children or _state(part)[1]]
+        lost = [part for part in self._parts if part not in children or process_state(part)[1]]
         if lost and not self._told_to_end.is_set():
             with contextlib.suppress(OSError):  # nobody reads it any more, where the caller is gone
                 sys.stderr.write(f"ProcessLookupError: process {lost[0]} of the server ended\n")
@@ -130,7 +130,7 @@ class SupervisorRole:
             self._shared.scan()
             _signal(self._process.pid, signal.SIGKILL)
             return self._process.wait()
-        self._parts |= {child for child in children if _state(child)[0].startswith(PART)}
+        self._parts |= {child for child in children if process_state(child)[0].startswith(PART)}
         return None
 
     def _report(self, how: str) -> None:
@@ -171,7 +171,7 @@ def _mapped(pids: Iterable[int]) -> set[Path]:
     return found
 
 
-def _state(pid: int) -> tuple[str, bool]:
+def process_state(pid: int) -> tuple[str, bool]:
     """The title of a process, and True if it has ended or is ending: the kernel marks it before it frees the memory, which takes
     a while."""
     try:
@@ -193,7 +193,7 @@ def _sweep(group: int) -> None:
                 os.waitpid(child, 0)
             except (ProcessLookupError, ChildProcessError):
                 continue
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 def _children(pid: int) -> list[int]:
