@@ -34,7 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from tests.e2e.leftovers import shared_memory_left
+from tests.e2e.left_behind import shared_memory_left
 from tests.e2e.resume_compare import ROWS, STEPS, check, record
 from tests.e2e.tiny import tiny_config, write_prompts
 

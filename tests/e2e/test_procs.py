@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from tests.e2e.leftovers import shared_memory, shared_memory_left
+from tests.e2e.left_behind import shared_memory, shared_memory_left
 
 from corrente.config import Limits, Model, Pool, Procs, RunConfig
 from corrente.data.types import Batch, Completion, Request, Sampling
@@ -39,7 +39,7 @@ def _standins(monkeypatch: pytest.MonkeyPatch):
 
 
 def _runtime(**given) -> ProcsRuntime:
-    return ProcsRuntime(**{"engine": "standins:engine", "learner": "standins:learner", **given})
+    return ProcsRuntime(**{"engine": "fake_cores:engine", "learner": "fake_cores:learner", **given})
 
 
 def _config(**given) -> RunConfig:
@@ -260,7 +260,7 @@ def test_worker_that_dies_before_it_is_ready_is_named():
     with pytest.raises(
         WorkerDied, match=r"^learner \(pid \d+\) exited with code 3; last output: so long / and thanks$"
     ):
-        _run(body, _runtime(learner="standins:leaves"))
+        _run(body, _runtime(learner="fake_cores:leaves"))
 
 
 def test_call_after_the_end_fails_at_once():
@@ -302,7 +302,7 @@ def test_refusal_at_the_start_comes_out_as_it_is():
         raise AssertionError("never")
 
     with pytest.raises(ConfigError, match="'sand' is not to my taste"):
-        _run(body, _runtime(learner="standins:refuses"), model=Model(path="sand"))
+        _run(body, _runtime(learner="fake_cores:refuses"), model=Model(path="sand"))
     with pytest.raises(PipelineError, match="learner failed: ModuleNotFoundError: No module named 'nowhere'"):
         _run(body, _runtime(learner="nowhere:at_all"))
 
@@ -312,7 +312,7 @@ def test_worker_that_never_gets_ready_ends_at_the_deadline():
         raise AssertionError("never")
 
     with pytest.raises(PipelineError, match=r"not ready after 0\.2 s; runtime\.start_deadline_s"):
-        _run(body, _runtime(learner="standins:hangs"), runtime=Procs(start_deadline_s=0.2))
+        _run(body, _runtime(learner="fake_cores:hangs"), runtime=Procs(start_deadline_s=0.2))
 
 
 @pytest.mark.parametrize(("placement", "cpus", "nice"), [("shared", 1.0, 1), ("pinned", 0.5, 1), ("priority", 1.0, 10)])
@@ -333,7 +333,7 @@ from corrente.runtime.procs import ProcsRuntime
 from corrente.data.types import Batch
 
 async def main():
-    async with ProcsRuntime(engine="standins:engine", learner="standins:learner").open(RunConfig()) as workers:
+    async with ProcsRuntime(engine="fake_cores:engine", learner="fake_cores:learner").open(RunConfig()) as workers:
         sys.stdout.write(open(f"/proc/self/task/{{os.getpid()}}/children").read() + "\\n")
         sys.stdout.flush()
         await workers.learner.step(Batch(step=-3, version=0, rows=(), sequences=0, tokens=0))

@@ -80,7 +80,7 @@ def _run(body: Callable[[Workers, News], Awaitable[None]], *, pool: Pool = Pool(
 
     async def main() -> None:
         with anyio.fail_after(240):
-            runtime = ProcsRuntime(engine="weighted:engine", learner="weighted:learner")
+            runtime = ProcsRuntime(engine="one_weight_cores:engine", learner="one_weight_cores:learner")
             async with runtime.open(config, log_event=news) as workers:
                 await body(workers, news)
 

@@ -28,7 +28,7 @@ Run = Callable[[Callable[[Workers], Awaitable[None]]], None]
 
 
 def _open():
-    return ProcsRuntime(engine="weighted:engine", learner="weighted:learner").open(RunConfig())
+    return ProcsRuntime(engine="one_weight_cores:engine", learner="one_weight_cores:learner").open(RunConfig())
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,9 @@ def test_engines_with_slots_of_their_own_copy_from_shared_memory_and_are_told_th
     config = RunConfig(run=c.Run(dir=str(tmp_path)), pool=c.Pool(replicas=2))
 
     async def play() -> None:
-        async with ProcsRuntime(engine="weighted:apart", learner="weighted:learner").open(config) as workers:
+        async with ProcsRuntime(engine="one_weight_cores:apart", learner="one_weight_cores:learner").open(
+            config
+        ) as workers:
             for version in range(3):
                 learned = await _step(workers)
                 await _publish(workers, version)

@@ -42,7 +42,9 @@ def _cores(monkeypatch: pytest.MonkeyPatch):
 
 def _open(section: object, folder: Path, *, log_event: LogEvent = ignore_event):
     config = c.RunConfig(sync=section, run=c.Run(dir=str(folder)), pool=c.Pool(replicas=2))  # pyright: ignore
-    return ProcsRuntime(engine="weighted:engine", learner="weighted:learner").open(config, log_event=log_event)
+    return ProcsRuntime(engine="one_weight_cores:engine", learner="one_weight_cores:learner").open(
+        config, log_event=log_event
+    )
 
 
 async def _step(workers: Workers) -> float:

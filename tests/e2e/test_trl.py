@@ -311,7 +311,7 @@ def test_script_that_is_started_several_times_is_refused(
 
 
 def test_environment_may_bring_its_own_data(make: Callable[..., GRPOTrainer], tmp_path: Path):
-    from tests.e2e.talks import CALLS, TEMPLATE, Bell
+    from tests.e2e.tool_tasks import CALLS, TEMPLATE, Bell
 
     more = {"corrente": {"env.calls": CALLS, "chat.template": TEMPLATE}, "max_completion_length": 8}
     given = {"train_dataset": None, "reward_funcs": None, "environment_factory": Bell}

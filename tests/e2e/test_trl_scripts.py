@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.e2e import vllm_tiny
-from tests.e2e.talks import TEMPLATE
 from tests.e2e.tiny import write_model
+from tests.e2e.tool_tasks import TEMPLATE
 from transformers import AutoTokenizer
 
 from corrente.trl.config import Arguments

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.e2e.test_talking_runs import rise, run, talking, worst_gap
+from tests.e2e.test_conversation_runs import rise, run, talking, worst_gap
 
 from corrente.config import RunConfig, Seeds
 from corrente.errors import ConfigError

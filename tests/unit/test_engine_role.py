@@ -51,9 +51,9 @@ def desks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Des
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "e2e")
     config = RunConfig(sync=Disk(path=str(tmp_path)), run=Run(dir=str(tmp_path)))
     engine, learner = Desk(EngineRole), Desk(LearnerRole)
-    layout = engine.get(wire.Start(factory="weighted:engine", config=config), Layout)
+    layout = engine.get(wire.Start(factory="one_weight_cores:engine", config=config), Layout)
     assert isinstance(layout, Layout)
-    learner.get(wire.Start(factory="weighted:learner", config=config), None)
+    learner.get(wire.Start(factory="one_weight_cores:learner", config=config), None)
     for desk in (engine, learner):
         desk.get(wire.Attach(layout=layout), None)
     yield engine, learner

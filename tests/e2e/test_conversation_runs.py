@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.e2e import talks
+from tests.e2e import tool_tasks
 from tests.e2e.test_runs import Record
 from tests.e2e.tiny import tiny_config, write_model, write_prompts
 
@@ -28,8 +28,8 @@ TALK = (
 )
 
 
-def talking(tmp_path: Path, *overrides: str, template: str = talks.TEMPLATE) -> RunConfig:
-    talks.with_true_text(write_model(tmp_path / "model", context=256))
+def talking(tmp_path: Path, *overrides: str, template: str = tool_tasks.TEMPLATE) -> RunConfig:
+    tool_tasks.with_true_text(write_model(tmp_path / "model", context=256))
     write_prompts(tmp_path / "prompts.jsonl", count=400)
     write_prompts(tmp_path / "held_out.jsonl", count=4, seed=1)
     return tiny_config(tmp_path, *TALK, f"chat.template={template!r}", *overrides)
@@ -58,13 +58,13 @@ def rise(record: Record, name: str) -> float:
 
 @pytest.mark.parametrize("runtime", [["runtime.kind=inline"], ["runtime.kind=procs", "runtime.placement=shared"]])
 def test_policy_learns_to_call_the_tool_that_answers(tmp_path: Path, runtime: list[str]):
-    tools = Path(talks.__file__)
+    tools = Path(tool_tasks.__file__)
     config = talking(
         tmp_path,
         *runtime,
         "env.kind=tools",
         f"env.functions=['{tools}:a', '{tools}:b']",
-        f"env.calls={talks.CALLS!r}",
+        f"env.calls={tool_tasks.CALLS!r}",
         f"reward.functions=['{tools}:called']",
     )
     outcome, record = run(config)
@@ -80,10 +80,10 @@ def test_policy_learns_to_please_an_environment(tmp_path: Path, credit: str):
     config = talking(
         tmp_path,
         "env.kind=environment",
-        f"env.factory='{talks.__file__}:Echo'",
+        f"env.factory='{tool_tasks.__file__}:Echo'",
         f"algo.credit={credit}",
         "eval.every=12",
-        template=talks.FORGETFUL,
+        template=tool_tasks.FORGETFUL,
     )
     outcome, record = run(config)
     assert (outcome.ended, outcome.counts["failed"]) == ("steps", 0)
@@ -94,17 +94,17 @@ def test_policy_learns_to_please_an_environment(tmp_path: Path, credit: str):
 
 
 def test_objects_are_given_instead_of_named_and_environments_reach_the_rewards(tmp_path: Path):
-    talks.Bell.closed = 0
-    made: list[talks.Bell] = []
+    tool_tasks.Bell.closed = 0
+    made: list[tool_tasks.Bell] = []
 
-    def factory() -> talks.Bell:
-        made.append(talks.Bell())
+    def factory() -> tool_tasks.Bell:
+        made.append(tool_tasks.Bell())
         return made[-1]
 
-    config = talking(tmp_path, "env.kind=environment", f"env.calls={talks.CALLS!r}")
-    outcome, record = run(config, environment_factory=factory, reward_functions=[talks.rung])
+    config = talking(tmp_path, "env.kind=environment", f"env.calls={tool_tasks.CALLS!r}")
+    outcome, record = run(config, environment_factory=factory, reward_functions=[tool_tasks.rung])
     assert (outcome.ended, outcome.counts["failed"]) == ("steps", 0)
     assert rise(record, "reward/Bell") > 0.3
     assert rise(record, "reward/rung") > 0
-    assert talks.Bell.closed == len(made) > 1
+    assert tool_tasks.Bell.closed == len(made) > 1
     assert len(made) < 60  # used again, though 192 episodes were played

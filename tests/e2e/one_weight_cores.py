@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import standins
+import fake_cores
 import torch
 
 from corrente.config import RunConfig
@@ -23,7 +23,7 @@ UNWELCOME = 99
 """A version the engine refuses to flip to."""
 
 
-class Engine(standins.Engine):
+class Engine(fake_cores.Engine):
     def __init__(self) -> None:
         super().__init__()
         self.buffers: Sequence[torch.Tensor] = ()
@@ -50,7 +50,7 @@ class Engine(standins.Engine):
         return float(self.buffers[self.update.slot].view(torch.float32)[-1])
 
 
-class Learner(standins.Learner):
+class Learner(fake_cores.Learner):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
@@ -58,7 +58,7 @@ class Learner(standins.Learner):
         self.torn = False
 
     def step(self, batch: Batch, *, pulse: Pulse = no_pulse) -> dict[str, float]:
-        self.torn = batch.step == standins.TORN
+        self.torn = batch.step == fake_cores.TORN
         if batch.step == HELD:
             (self.folder / HOLD).read_bytes()
         self.weight += 1
