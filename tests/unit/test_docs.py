@@ -14,11 +14,14 @@ Other languages (text, mermaid) are pictures.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -100,6 +103,18 @@ def test_blocks_of_page_run(page: Path, tmp_path: Path):
 def test_blocks_of_page_run_with_the_model(page: Path, tmp_path: Path, smollm2: Path):
     assert smollm2.is_dir()
     _run_page(page, tmp_path, model=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_names_that_a_page_imports_exist(page: Path):
+    for block in _blocks(page.read_text()):
+        if block.language != "python":
+            continue
+        for node in ast.walk(ast.parse(textwrap.dedent(block.text))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "corrente":
+                module = importlib.import_module(node.module or "")
+                missing = [name.name for name in node.names if not hasattr(module, name.name)]
+                assert not missing, f"{node.module} has no {missing}"
 
 
 def test_failing_block_is_seen(tmp_path: Path):

@@ -124,7 +124,7 @@ def _point(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 def test_card_says_what_was_trained_how_it_went_and_how_to_load_it(tmp_path: Path):
     from huggingface_hub import ModelCard
 
-    text = export.card(_run(tmp_path), repo="me/sums")
+    text = export.model_card(_run(tmp_path), repo="me/sums")
     data = ModelCard(text).data.to_dict()
     assert data["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert data["library_name"] == "transformers"
@@ -141,14 +141,14 @@ def test_card_says_what_was_trained_how_it_went_and_how_to_load_it(tmp_path: Pat
 def test_card_of_adapters_loads_them_on_their_base(tmp_path: Path):
     from huggingface_hub import ModelCard
 
-    text = export.card(_run(tmp_path, adapters={"kind": "lora"}), repo="me/sums")
+    text = export.model_card(_run(tmp_path, adapters={"kind": "lora"}), repo="me/sums")
     assert ModelCard(text).data.to_dict()["library_name"] == "peft"
     base = 'AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")'
     assert f'PeftModel.from_pretrained({base}, "me/sums")' in text
 
 
 def test_card_of_a_local_model_names_no_base(tmp_path: Path):
-    text = export.card(_run(tmp_path, model={"path": str(tmp_path)}))
+    text = export.model_card(_run(tmp_path, model={"path": str(tmp_path)}))
     assert "base_model" not in text
     assert "A fine-tuned version of a model" in text
 
@@ -156,7 +156,7 @@ def test_card_of_a_local_model_names_no_base(tmp_path: Path):
 def test_tokens_are_no_part_of_what_is_shown(tmp_path: Path):
     folder = _run(tmp_path, engine={"kind": "vllm", "urls": ["http://127.0.0.1:1"], "token": 'se"cret'})
     assert "cret" in (folder / "config.toml").read_text()
-    export.stage(folder, tmp_path / "out")
+    export.write_upload(folder, tmp_path / "out")
     for file in (tmp_path / "out").iterdir():
         assert "cret" not in file.read_text()
 
@@ -165,7 +165,7 @@ def test_tokens_are_no_part_of_what_is_shown(tmp_path: Path):
 
 
 def test_push_uploads_weights_tokenizer_card_and_config_and_nothing_else(tmp_path: Path, server: Hub):
-    address = export.push(_run(tmp_path), "me/sums", token="hf_secret", private=True)
+    address = export.push_run(_run(tmp_path), "me/sums", token="hf_secret", private=True)
     assert address == f"http://127.0.0.1:{server.server_port}/me/sums"
     assert set(server.files) == {"README.md", "corrente.toml", "config.json", "model.safetensors", "tokenizer.json"}
     assert server.files["model.safetensors"] == b"model.safetensors of step 40"
@@ -174,35 +174,35 @@ def test_push_uploads_weights_tokenizer_card_and_config_and_nothing_else(tmp_pat
 
 
 def test_push_of_an_earlier_checkpoint(tmp_path: Path, server: Hub):
-    export.push(_run(tmp_path), "me/sums", checkpoint_name="step-000020", token="hf_secret")
+    export.push_run(_run(tmp_path), "me/sums", checkpoint_name="step-000020", token="hf_secret")
     assert server.files["model.safetensors"] == b"model.safetensors of step 20"
 
 
 def test_push_that_the_hub_refuses_says_what_it_said(tmp_path: Path, server: Hub):
     server.refuses = True
     with pytest.raises(FetchError, match=r"me/sums was not uploaded to http://127\.0\.0\.1:\d+: .*403"):
-        export.push(_run(tmp_path), "me/sums", token="hf_secret")
+        export.push_run(_run(tmp_path), "me/sums", token="hf_secret")
     assert server.files == {}
 
 
 def test_push_without_a_network_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     _point(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(FetchError, match=r"me/sums was not uploaded to http://127\.0\.0\.1:9"):
-        export.push(_run(tmp_path), "me/sums", token="hf_secret")
+        export.push_run(_run(tmp_path), "me/sums", token="hf_secret")
 
 
 def test_push_refuses_what_it_cannot_upload(tmp_path: Path):
     folder = _run(tmp_path)
     with pytest.raises(ConfigError, match="--repo 'sums': it must be OWNER/NAME"):
-        export.push(folder, "sums")
+        export.push_run(folder, "sums")
     with pytest.raises(CheckpointError, match="holds no complete checkpoint 'step-000030'"):
-        export.stage(folder, tmp_path / "out", checkpoint_name="step-000030")
+        export.write_upload(folder, tmp_path / "out", checkpoint_name="step-000030")
     with pytest.raises(ConfigError, match=r"it has no config\.toml"):
-        export.card(tmp_path)
+        export.model_card(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(ConfigError, match="is not empty"):
-        export.stage(folder, tmp_path / "full")
+        export.write_upload(folder, tmp_path / "full")
 
 
 def test_command_writes_what_it_would_upload(tmp_path: Path):

@@ -136,10 +136,10 @@ def push(
         if bool(repo) == (out is not None):
             raise ConfigError("give one of --repo OWNER/NAME and --out DIRECTORY")
         if out is not None:
-            export.stage(folder, out, checkpoint_name=checkpoint, repo=repo)
+            export.write_upload(folder, out, checkpoint_name=checkpoint, repo=repo)
             typer.echo(str(out))
         else:
-            typer.echo(export.push(folder, repo, checkpoint_name=checkpoint, private=private))
+            typer.echo(export.push_run(folder, repo, checkpoint_name=checkpoint, private=private))
 
 
 @app.command()

@@ -1,10 +1,10 @@
 """A run's model on the Hugging Face hub: its files, and a card that says where it comes from. Through huggingface_hub.
 
-    card(folder) -> str              the model card of a run: what was trained, on what, how it went, how to load it
-    stage(folder, target)            what would be uploaded, as a directory
-    push(folder, repo) -> str        upload it; the address of the repository
+    model_card(folder) -> str          the model card of a run: what was trained, on what, how it went, how to load it
+    write_upload(folder, target)       what would be uploaded, as a directory
+    push_run(folder, repo) -> str      upload it; the address of the repository
 
-What the card says is read from the run folder: its config and its metrics. Nothing is uploaded that is not in ``stage``: the
+What the card says is read from the run folder: its config and its metrics. Nothing is uploaded that is not in ``write_upload``: the
 weights and tokenizer of a checkpoint, the card and the config; no optimizer state, no samples, no prompts.
 """
 
@@ -44,7 +44,7 @@ COURSE = {
 """Columns of the table that shows the course of a run: metric -> heading."""
 
 
-def card(folder: Path, *, repo: str = "") -> str:
+def model_card(folder: Path, *, repo: str = "") -> str:
     """The text of a model card for the run in ``folder``. ConfigError when there is no run."""
     from huggingface_hub import ModelCardData
 
@@ -65,30 +65,30 @@ def card(folder: Path, *, repo: str = "") -> str:
         f"{'A fine-tuned version' if whole else 'An adapter'} of {_linked(base)}, trained with reinforcement learning by "
         f"corrente {__version__}, generation and training going on side by side.",
         "## How it was trained",
-        _settings(config),
+        _settings_table(config),
         "## How it went",
-        _course(read_metrics(folder)),
+        _metrics_table(read_metrics(folder)),
         "## How to load it",
-        _loading(repo or "PATH", base, whole=whole, trusted=config.model.trust_remote_code),
+        _loading_code(repo or "PATH", base, whole=whole, trusted=config.model.trust_remote_code),
         "## Every setting",
-        f"```toml\n{_public(folder).strip()}\n```",
+        f"```toml\n{_public_config(folder).strip()}\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def stage(folder: Path, target: Path, *, checkpoint_name: str = "", repo: str = "") -> Path:
+def write_upload(folder: Path, target: Path, *, checkpoint_name: str = "", repo: str = "") -> Path:
     """Write into ``target``, which must not exist or be empty, what a push uploads. Returns the checkpoint it is of."""
-    text = card(folder, repo=repo)
+    text = model_card(folder, repo=repo)
     chosen = _checkpoint(folder / CHECKPOINTS, checkpoint_name)
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty; name a new directory")
     shutil.copytree(chosen / LEARNER, target, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
     (target / "README.md").write_text(text, encoding="utf-8")
-    (target / "corrente.toml").write_text(_public(folder), encoding="utf-8")
+    (target / "corrente.toml").write_text(_public_config(folder), encoding="utf-8")
     return chosen
 
 
-def push(
+def push_run(
     folder: Path,
     repo: str,
     *,
@@ -105,13 +105,15 @@ def push(
     if not HUB_NAME.fullmatch(repo):
         raise ConfigError(f"--repo {repo!r}: it must be OWNER/NAME")
     with tempfile.TemporaryDirectory(prefix="corrente-push-") as staged:
-        chosen = stage(folder, Path(staged), checkpoint_name=checkpoint_name, repo=repo)
-        return upload(
+        chosen = write_upload(folder, Path(staged), checkpoint_name=checkpoint_name, repo=repo)
+        return upload_folder(
             Path(staged), repo, private=private, token=token, message=message or f"{folder.name}, {chosen.name}"
         )
 
 
-def upload(folder: Path, repo: str, *, private: bool | None = None, token: str | None = None, message: str) -> str:
+def upload_folder(
+    folder: Path, repo: str, *, private: bool | None = None, token: str | None = None, message: str
+) -> str:
     """Upload a directory as it is; the address of the repository. FetchError when that does not succeed."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
@@ -127,7 +129,7 @@ def upload(folder: Path, repo: str, *, private: bool | None = None, token: str |
     return str(made)
 
 
-def _public(folder: Path) -> str:
+def _public_config(folder: Path) -> str:
     """The run's config, without what gives access to anything."""
     return SECRET.sub('token = ""', (folder / run_folder.CONFIG).read_text(encoding="utf-8"))
 
@@ -155,7 +157,7 @@ def _linked(base: str) -> str:
     return f"[{base}](https://huggingface.co/{base})" if base else "a model"
 
 
-def _settings(config: RunConfig) -> str:
+def _settings_table(config: RunConfig) -> str:
     prompts = config.prompts
     path = getattr(prompts, "path", "")
     source = schema.kind_of(prompts) + (f" `{path}`" if path else "")
@@ -174,7 +176,7 @@ def _settings(config: RunConfig) -> str:
     return _table(["", ""], [[name, value] for name, value in rows.items()])
 
 
-def _course(records: Sequence[Mapping[str, Any]]) -> str:
+def _metrics_table(records: Sequence[Mapping[str, Any]]) -> str:
     shown = [name for name in COURSE if any(name in record for record in records)]
     if not records or not shown:
         return "Nothing was measured."
@@ -188,7 +190,7 @@ def _course(records: Sequence[Mapping[str, Any]]) -> str:
     return _table(["step", *(COURSE[name] for name in shown)], rows)
 
 
-def _loading(name: str, base: str, *, whole: bool, trusted: bool) -> str:
+def _loading_code(name: str, base: str, *, whole: bool, trusted: bool) -> str:
     how = ", trust_remote_code=True" if trusted else ""
     tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{name}"{how})'
     if whole:

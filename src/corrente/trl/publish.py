@@ -28,7 +28,7 @@ def push(trainer: Any, *, commit_message: str, token: str | None = None, blockin
         trainer.save_model(folder)
         write_card(trainer, Path(folder), repository, about)
         token = token or args.hub_token
-        return export.upload(
+        return export.upload_folder(
             Path(folder), repository, private=args.hub_private_repo, token=token, message=commit_message
         )
 
@@ -39,7 +39,7 @@ def write_card(trainer: Any, folder: Path, repository: str, about: dict[str, Any
         return
     from huggingface_hub import ModelCard
 
-    card = ModelCard(export.card(trainer.run_folder, repo=repository))
+    card = ModelCard(export.model_card(trainer.run_folder, repo=repository))
     head: Any = card.data
     named = about.get("dataset_name")
     if named:

@@ -45,9 +45,7 @@ class VllmNcclEngine(VllmEngine):
     async def receive(self, offer: Offer) -> None:
         """See Receiver.receive. Join the learner's NCCL group where needed; the weights are transferred with the flip."""
         if not isinstance(offer, VllmNcclOffer):
-            raise SyncError(
-                f"{self.client.url} takes weights by vLLM's own NCCL engine, not by {type(offer).__name__}"
-            )
+            raise SyncError(f"{self.client.url} takes weights by vLLM's own NCCL engine, not by {type(offer).__name__}")
         self._check_whole()
         group = (offer.host, offer.port, offer.generation)
         self._offer = None
