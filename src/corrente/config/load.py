@@ -58,18 +58,18 @@ def parse_config(
     beside: Path | None = None,
 ) -> RunConfig:
     """``load_config`` for tables that are already in memory."""
-    given = _from_file(tables, source=source)
+    sections = _from_file(tables, source=source)
     if beside is not None:
-        _find_beside(given, beside)
+        _find_beside(sections, beside)
     overridden = _from_command_line(overrides)
-    _default_functions(given, overridden)
+    _default_functions(sections, overridden)
     new_buffer = "kind" in overridden.get("buffer", {})
-    _choose_kinds(given, overridden)
-    if new_buffer and given["buffer"]["kind"] in UNUSED_MAX:
-        given["staleness"].pop("max", None)
-    _check_max(given, overridden)
+    _choose_kinds(sections, overridden)
+    if new_buffer and sections["buffer"]["kind"] in UNUSED_MAX:
+        sections["staleness"].pop("max", None)
+    _check_max(sections, overridden)
     values: dict[str, Any] = {
-        name: _section(name, given, overridden, source) for name in schema.sections() if "." not in name
+        name: _section(name, sections, overridden, source) for name in schema.sections() if "." not in name
     }
     return RunConfig(**values)
 
@@ -112,16 +112,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _from_file(tables: Mapping[str, Any], *, source: str) -> Raw:
-    given: Raw = {}
+    sections: Raw = {}
     for name, table in tables.items():
         if name not in schema.sections() or "." in name:
             inner = next(iter(table), "") if isinstance(table, dict) else ""
             raise _unknown(f"{name}.{inner}" if inner else name, source)
-        given[name] = dict(_as_table(name, table, source))
+        sections[name] = dict(_as_table(name, table, source))
         for inner in schema.inner_sections(name):
-            if inner in given[name]:
-                given[f"{name}.{inner}"] = dict(_as_table(f"{name}.{inner}", given[name].pop(inner), source))
-    return given
+            if inner in sections[name]:
+                sections[f"{name}.{inner}"] = dict(_as_table(f"{name}.{inner}", sections[name].pop(inner), source))
+    return sections
 
 
 def _as_table(name: str, value: Any, source: str) -> Mapping[str, Any]:
@@ -132,7 +132,7 @@ def _as_table(name: str, value: Any, source: str) -> Mapping[str, Any]:
 
 
 def _from_command_line(overrides: Sequence[str]) -> Raw:
-    given: Raw = {}
+    sections: Raw = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip()
@@ -143,14 +143,14 @@ def _from_command_line(overrides: Sequence[str]) -> Raw:
             raise _unknown(key, COMMAND_LINE)
         value = _value(section, leaf, text.strip())
         if leaf not in schema.inner_sections(section):
-            given.setdefault(section, {})[leaf] = value
+            sections.setdefault(section, {})[leaf] = value
         elif isinstance(value, dict):
-            given.setdefault(key, {}).update(value)
+            sections.setdefault(key, {}).update(value)
         else:
             raise ConfigError(
                 f"{key} = {schema.show(value)} ({COMMAND_LINE}): {key} is a section; write {COMMAND_LINE} {key}.kind={text}"
             )
-    return given
+    return sections
 
 
 def _split(key: str) -> tuple[str, str]:
@@ -171,7 +171,7 @@ def _value(section: str, leaf: str, text: str) -> Any:
     return text if len(tables) > 1 or (wants_text and not isinstance(value, str)) else value
 
 
-def _find_beside(given: Raw, folder: Path) -> None:
+def _find_beside(sections: Raw, folder: Path) -> None:
     """Paths that exist only beside the config file are taken from there."""
 
     def found(text: Any) -> Any:
@@ -179,49 +179,49 @@ def _find_beside(given: Raw, folder: Path) -> None:
             return text
         return str(folder / text)
 
-    for source in (*_tables_of(given, "prompts", "sources"), *_tables_of(given, "eval", "sources")):
+    for source in (*_tables_of(sections, "prompts", "sources"), *_tables_of(sections, "eval", "sources")):
         source |= {key: found(source[key]) for key in ("path", "eval_path") if key in source}
     for section, key in (("prompts", "path"), ("prompts", "eval_path"), ("model", "path"), ("adapters", "init")):
-        if key in given.get(section, {}):
-            given[section][key] = found(given[section][key])
+        if key in sections.get(section, {}):
+            sections[section][key] = found(sections[section][key])
 
     def found_function(name: Any) -> Any:
         file, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
         return f"{found(file)}{colon}{attribute}" if file.endswith(".py") else name
 
-    env = given.get("env", {})
+    env = sections.get("env", {})
     env |= {"factory": found_function(env["factory"])} if "factory" in env else {}
     if isinstance(env.get("functions"), list):
         env["functions"] = [found_function(name) for name in env["functions"]]
-    reward = given.get("reward", {})
+    reward = sections.get("reward", {})
     if isinstance(reward.get("functions"), list):
         reward["functions"] = [found_function(name) for name in reward["functions"]]
-    for table in (*(given.get(name, {}) for name in schema.sections()), *_tables_of(given, "filter", "rules")):
+    for table in (*(sections.get(name, {}) for name in schema.sections()), *_tables_of(sections, "filter", "rules")):
         table |= {"kind": found_function(table["kind"])} if "kind" in table else {}
-    for scorer in _tables_of(given, "reward", "scorers"):
+    for scorer in _tables_of(sections, "reward", "scorers"):
         scorer |= {"function": found_function(scorer["function"])} if "function" in scorer else {}
         scorer |= {"path": found(scorer["path"])} if "path" in scorer else {}
 
 
-def _tables_of(given: Raw, section: str, key: str) -> list[dict[str, Any]]:
+def _tables_of(sections: Raw, section: str, key: str) -> list[dict[str, Any]]:
     """The tables of a key that is a list of them, as far as it is one: what it should be is judged later."""
-    value = given.get(section, {}).get(key)
+    value = sections.get(section, {}).get(key)
     return [table for table in value if isinstance(table, dict)] if isinstance(value, list) else []
 
 
 # ---- what one section says ---------------------------------------------------------------------------------------------------
 
 
-def _choose_kinds(given: Raw, overridden: Raw) -> None:
+def _choose_kinds(sections: Raw, overridden: Raw) -> None:
     """Decide each section's kind, and drop the file's keys that a kind changed from the command line does not have."""
     for section in schema.sections():
         kinds = schema.kinds(section)
-        table, here = given.setdefault(section, {}), overridden.get(section, {})
+        table, here = sections.setdefault(section, {}), overridden.get(section, {})
         if not kinds:
             continue
         default = schema.default_kind(section)
         if section == "sync":
-            default = SYNC_OF_RUNTIME.get(given["runtime"]["kind"], default)
+            default = SYNC_OF_RUNTIME.get(sections["runtime"]["kind"], default)
         before = table.get("kind", default)
         kind = here.pop("kind", before)
         if not isinstance(kind, str) or not (kind in kinds or _is_users(section, kind)):
@@ -231,7 +231,7 @@ def _choose_kinds(given: Raw, overridden: Raw) -> None:
         table["kind"] = kind
         if kind != before:
             known = schema.fields(kinds[kind]) if kind in kinds else ()
-            given[section] = {k: v for k, v in table.items() if k == "kind" or k in known}
+            sections[section] = {k: v for k, v in table.items() if k == "kind" or k in known}
 
 
 def _is_users(section: str, kind: str) -> bool:
@@ -239,18 +239,18 @@ def _is_users(section: str, kind: str) -> bool:
     return ":" in kind and schema.user_kind(section) is not None
 
 
-def _default_functions(given: Raw, overridden: Raw) -> None:
+def _default_functions(sections: Raw, overridden: Raw) -> None:
     """Make reward.functions empty where there are scorers, unless it is set."""
-    reward = {**given.get("reward", {}), **overridden.get("reward", {})}
+    reward = {**sections.get("reward", {}), **overridden.get("reward", {})}
     if reward.get("scorers") and "functions" not in reward:
-        given.setdefault("reward", {})["functions"] = []
+        sections.setdefault("reward", {})["functions"] = []
 
 
-def _check_max(given: Raw, overridden: Raw) -> None:
+def _check_max(sections: Raw, overridden: Raw) -> None:
     """Check that staleness.max does not contradict a buffer kind that fixes it, and drop it where it repeats it."""
-    kind = given["buffer"]["kind"]
+    kind = sections["buffer"]["kind"]
     here = overridden.get("staleness", {})
-    value = here.get("max", given["staleness"].get("max"))
+    value = here.get("max", sections["staleness"].get("max"))
     if kind not in UNUSED_MAX or value is None:
         return
     if kind in FIXED_MAX and value != FIXED_MAX[kind]:
@@ -264,18 +264,18 @@ def _check_max(given: Raw, overridden: Raw) -> None:
             "staleness.reject or staleness.mask"
         )
     here.pop("max", None)
-    given["staleness"].pop("max", None)
+    sections["staleness"].pop("max", None)
 
 
-def _section(name: str, given: Raw, set_here: Raw, source: str) -> msgspec.Struct:
+def _section(name: str, sections: Raw, set_here: Raw, source: str) -> msgspec.Struct:
     """One section from what the file and the command line say of it, with the sections that it holds."""
-    table, here = given.get(name, {}), set_here.get(name, {})
+    table, here = sections.get(name, {}), set_here.get(name, {})
     kinds, users = schema.kinds(name), schema.user_kind(name)
     if users is not None and table["kind"] not in kinds:
         return _users_function(name, users, {**table, **here})
     cls = kinds[table["kind"]] if kinds else schema.sections()[name][0]
     values: dict[str, Any] = {
-        key: _section(f"{name}.{key}", given, set_here, source) for key in schema.inner_sections(name)
+        key: _section(f"{name}.{key}", sections, set_here, source) for key in schema.inner_sections(name)
     }
     for origin, keys in ((source, table), (COMMAND_LINE, here)):
         for key, value in keys.items():
@@ -318,9 +318,9 @@ def _table(full: str, table: Mapping[str, Any], hint: Any, origin: str) -> msgsp
         return _users_function(full, users, table)
     cls = kinds.get(kind)
     if cls is None:
-        given = f"{full}.kind = {schema.show(table['kind'])}" if "kind" in table else f"{full}.kind is missing"
+        found = f"{full}.kind = {schema.show(table['kind'])}" if "kind" in table else f"{full}.kind is missing"
         names = [*map(schema.show, kinds), *([schema.USER_KIND] if users is not None else [])]
-        raise ConfigError(f"{given}: it must be {'one of ' if kinds else ''}{', '.join(names)}")
+        raise ConfigError(f"{found}: it must be {'one of ' if kinds else ''}{', '.join(names)}")
     hints = schema.fields(cls)
     for key in table:
         if key != "kind" and key not in hints:

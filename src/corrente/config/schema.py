@@ -283,8 +283,8 @@ def _words(info: msgspec.inspect.Type) -> str:
         case msgspec.inspect.TupleType(item_types=items):
             return f"a list of {len(items)}, each {_words(items[0])}"
         case msgspec.inspect.UnionType(types=members):
-            given = [_words(m) for m in members if not isinstance(m, msgspec.inspect.NoneType)]
-            return " or ".join([*given, f'"{NONE}"'] if len(given) < len(members) else given)
+            names = [_words(m) for m in members if not isinstance(m, msgspec.inspect.NoneType)]
+            return " or ".join([*names, f'"{NONE}"'] if len(names) < len(members) else names)
         case _:
             return type(info).__name__
 

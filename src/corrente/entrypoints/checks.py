@@ -262,8 +262,8 @@ def _prompts(config: RunConfig, inputs: RunInputs) -> None:
     needs = score_checks.needed_columns(config, inputs.reward_functions)
     _named("eval.sources", config.eval.sources, needs)
     if inputs.train_dataset is not None:
-        for brought in (inputs.train_dataset, inputs.eval_dataset):
-            _brought(brought, needs, column=getattr(config.prompts, "column", "prompt"))
+        for dataset_rows in (inputs.train_dataset, inputs.eval_dataset):
+            _check_passed_rows(dataset_rows, needs, column=getattr(config.prompts, "column", "prompt"))
         return
     if not isinstance(config.prompts, Mixture):
         _source(config.prompts, needs, where="prompts")
@@ -333,18 +333,20 @@ def _source(
             _columns(needs, added | reasoning_gym.COLUMNS, f'{where}.kind = "reasoning_gym"')
 
 
-def _brought(brought: Any, needs: score_checks.Needs, *, column: str) -> None:
-    """A dataset that a program brings, as far as it says what columns it has."""
-    if isinstance(brought, Mapping):
-        for part in brought.values():
-            _brought(part, needs, column=column)
+def _check_passed_rows(dataset_rows: Any, needs: score_checks.Needs, *, column: str) -> None:
+    """Check the columns of a dataset that a program passed, as far as it names them."""
+    if isinstance(dataset_rows, Mapping):
+        for part in dataset_rows.values():
+            _check_passed_rows(part, needs, column=column)
         return
-    if isinstance(brought, list):
-        for number, row in enumerate(brought):
+    if isinstance(dataset_rows, list):
+        for number, row in enumerate(dataset_rows):
             rows.prompt_of_row(row, number, column=column, name="the dataset that was given")
-        common = frozenset.intersection(*(frozenset(map(str, row)) for row in brought)) if brought else frozenset()
+        common = (
+            frozenset.intersection(*(frozenset(map(str, row)) for row in dataset_rows)) if dataset_rows else frozenset()
+        )
         _columns(needs, common, "the dataset that was given")
-    elif columns := getattr(brought, "column_names", None):
+    elif columns := getattr(dataset_rows, "column_names", None):
         if column not in columns:
             has = ", ".join(map(repr, columns))
             raise ConfigError(

@@ -4,7 +4,7 @@
     write_upload(folder, target)       what would be uploaded, as a directory
     push_run(folder, repo) -> str      upload it; the address of the repository
 
-What the card says is read from the run folder: its config and its metrics. Nothing is uploaded that is not in ``write_upload``: the
+The card is made from the run folder: its config and its metrics. Nothing else is uploaded than ``write_upload`` writes: the
 weights and tokenizer of a checkpoint, the card and the config; no optimizer state, no samples, no prompts.
 """
 

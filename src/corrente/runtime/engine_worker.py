@@ -98,21 +98,21 @@ class EngineRole:
 
     # ---- weights
 
-    def _attach(self, given: wire.Attach) -> None:
+    def _attach(self, attach: wire.Attach) -> None:
         """Take the slots that all sides share, where there are any and the engine computes there; else make its own, on its
         device, into which versions are brought."""
-        shared = self.core.device == "cpu" and (given.fd is not None or bool(given.path))
+        shared = self.core.device == "cpu" and (attach.fd is not None or bool(attach.path))
         slots: Sequence[Any] = ()
-        if given.layout.slabs:
+        if attach.layout.slabs:
             from corrente.sync.receiver import WeightReceiver
             from corrente.sync.weight_slots import allocate_slots, map_slots
 
             if shared:
-                slots = map_slots(given.layout, fd=given.fd, path=given.path, count=given.slots)
+                slots = map_slots(attach.layout, fd=attach.fd, path=attach.path, count=attach.slots)
             else:
-                slots = allocate_slots(given.layout, device=self.core.device, count=given.slots)
-            self._receiver = WeightReceiver(given.layout, slots, shared=shared)
-        self._slots = given.slots
+                slots = allocate_slots(attach.layout, device=self.core.device, count=attach.slots)
+            self._receiver = WeightReceiver(attach.layout, slots, shared=shared)
+        self._slots = attach.slots
         self.core.attach_buffers(slots)
 
     def _weights(self, number: int, body: wire.Reserve | wire.Receive | wire.Apply) -> rpc.RpcAnswer | None:

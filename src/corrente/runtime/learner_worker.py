@@ -86,19 +86,19 @@ class LearnerRole:
     def close(self) -> None:
         """See Role. Nothing outlives the process."""
 
-    def _attach(self, given: wire.Attach) -> None:
+    def _attach(self, attach: wire.Attach) -> None:
         """Get ready to send weights in that layout, by the transport of the config; an engine without weights needs none."""
-        if not given.layout.slabs:
+        if not attach.layout.slabs:
             return
         from corrente.sync.sender import build
         from corrente.sync.weight_slots import map_slots
 
         shared = None
-        if given.fd is not None:
-            shared = map_slots(given.layout, fd=given.fd, count=given.slots)
+        if attach.fd is not None:
+            shared = map_slots(attach.layout, fd=attach.fd, count=attach.slots)
         device = devices.learner_device(self._config.model.device)
         self.sender = build(
-            self._config, given.layout, shared=shared, path=given.path, device=device, slots=given.slots
+            self._config, attach.layout, shared=shared, path=attach.path, device=device, slots=attach.slots
         )
 
     def _export(self, version: int, slot: int) -> float:

@@ -39,10 +39,10 @@ class RunWeights:
             self._memory.close()
 
 
-def describe_difference(given: Layout, wanted: Layout) -> str:
+def describe_difference(offered: Layout, wanted: Layout) -> str:
     """The first tensor in which a layout differs from the run's, in words."""
-    for mine, theirs in zip(given.slabs, wanted.slabs, strict=False):
+    for mine, theirs in zip(offered.slabs, wanted.slabs, strict=False):
         if mine != theirs:
             shape = f"{mine.name} is {mine.dtype} {tuple(mine.shape)}"
             return f"{shape}, where the run has {theirs.name} as {theirs.dtype} {tuple(theirs.shape)}"
-    return f"it has {len(given.slabs)} tensors, the run {len(wanted.slabs)}"
+    return f"it has {len(offered.slabs)} tensors, the run {len(wanted.slabs)}"

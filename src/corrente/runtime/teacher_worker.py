@@ -78,14 +78,14 @@ class TeacherRole:
     def close(self) -> None:
         """See Role. Nothing outlives the process."""
 
-    def _attach(self, given: wire.Attach) -> None:
+    def _attach(self, attach: wire.Attach) -> None:
         from corrente.sync.lagged_receiver import LaggedReceiver
         from corrente.sync.weight_slots import map_slots
 
         shared: Any = ()
-        if given.fd is not None or given.path:
-            shared = map_slots(given.layout, fd=given.fd, path=given.path)
-        self._receiver = LaggedReceiver(given.layout, lag=self._lag, shared=shared, device=self.core.device)
+        if attach.fd is not None or attach.path:
+            shared = map_slots(attach.layout, fd=attach.fd, path=attach.path)
+        self._receiver = LaggedReceiver(attach.layout, lag=self._lag, shared=shared, device=self.core.device)
         self.core.attach_buffers(self._receiver.slots)
 
     def _receive(self, number: int, offer: Offer) -> None:
