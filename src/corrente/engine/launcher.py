@@ -5,12 +5,13 @@ Each engine kind implements ``Launcher``; a runtime chooses one and passes it th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
 
+from corrente.config import Vllm
 from corrente.engine.base import Engine
 from corrente.errors import WorkerDied
 from corrente.sync.base import Receiver
@@ -68,3 +69,8 @@ class Launcher(Protocol):
     def replicas(self) -> int: ...
 
     def launch(self, index: int) -> AbstractAsyncContextManager[Replica]: ...
+
+
+KINDS: Mapping[type, str] = {Vllm: "corrente.engine.vllm.launcher:VllmLauncher"}
+"""Launchers by section of the config, as dotted paths. Workers of corrente serve the embedded engine; its launcher belongs to the
+runtime that starts them."""

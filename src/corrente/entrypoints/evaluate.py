@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -32,6 +33,7 @@ from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.errors import ConfigError, PipelineError, root_cause
 from corrente.models import cache as model_cache
 from corrente.observe.base import Sink
+from corrente.sync.kinds import transport_of
 
 WEIGHTS = "corrente.learner.weights:WeightsCore"
 """In the learner's place: it can send its weights, and takes no step."""
@@ -132,13 +134,11 @@ async def _evaluate(parts: Parts, *, step: int, version: int) -> Evaluation:
 
 def config_beside_run(config: RunConfig, folder: str) -> RunConfig:
     """The config of an evaluation: it collides with no run, and is never switched off."""
-    sync = config.sync
+    sync: Any = config.sync
     if isinstance(config.engine, c.Embedded):
         sync = c.Inproc() if isinstance(config.runtime, c.Inline) else c.Shm()
-    elif isinstance(sync, c.Disk):
-        sync = msgspec.structs.replace(sync, path="")
-    elif isinstance(sync, c.Http) and not config.engine.urls:
-        sync = msgspec.structs.replace(sync, port=0)
+    else:
+        sync = transport_of(sync).beside_run(sync, bool(config.engine.urls))
     return msgspec.structs.replace(
         config,
         run=msgspec.structs.replace(config.run, dir=folder),

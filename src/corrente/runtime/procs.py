@@ -17,7 +17,7 @@ The learner's death ends the run.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,8 @@ from corrente.common.events import LogEvent, ignore_event
 from corrente.common.imports import load_object
 from corrente.common.local_spawner import local_unless
 from corrente.common.spawn import LocalOnly, Spawner, Worker, WorkerRole
-from corrente.config import Embedded, Procs, RunConfig, Vllm
+from corrente.config import Embedded, Procs, RunConfig
+from corrente.engine import launcher
 from corrente.engine.launcher import Launcher
 from corrente.errors import ConfigError, raising_root_cause
 from corrente.runtime import wire
@@ -44,8 +45,6 @@ from corrente.sync.kinds import transport_of
 
 LEARNER_ROLE = "corrente.runtime.learner_worker:LearnerRole"
 TEACHER_ROLE = "corrente.runtime.teacher_worker:TeacherRole"
-LAUNCHERS: Mapping[type, str] = {Vllm: "corrente.engine.vllm.launcher:VllmLauncher"}
-"""Launchers by section of the config, built as engine.launcher.Launcher says; the embedded engine's is imported above."""
 
 PlaceWorkers = Callable[[Literal["shared", "pinned", "priority"], Sequence[int]], Places]
 
@@ -151,7 +150,7 @@ class ProcsRuntime:
         self, spawner: Spawner, config: RunConfig, where: Places, weights: RunWeights, log_event: LogEvent
     ) -> Launcher:
         if not isinstance(config.engine, Embedded):
-            make = load_object(LAUNCHERS[type(config.engine)])
+            make = load_object(launcher.KINDS[type(config.engine)])
             return make(config, weights=weights, spawner=spawner, logs=self._logs, log_event=log_event)
         return EmbeddedLauncher(
             config,

@@ -23,6 +23,19 @@ def _nccl(section: c.Collective) -> str:
     return 'sync.backend = "nccl"' if section.backend == "nccl" else ""
 
 
+def _same_place(section: Any, attached: bool) -> Any:
+    return section
+
+
+def _own_folder(section: c.Disk, attached: bool) -> c.Disk:
+    return msgspec.structs.replace(section, path="")
+
+
+def _own_port(section: c.Http, attached: bool) -> c.Http:
+    # An attached server may reach this host by that port alone.
+    return section if attached else msgspec.structs.replace(section, port=0)
+
+
 class Transport(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of transport.
 
@@ -37,6 +50,9 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True):
     and is not repeated for one of them. ``sends_changes``: it can ship what changed since the version that the engines hold.
     ``ships_adapters``: it can ship adapters alone. ``serves_teacher``: a self-teacher may follow the run by it, which needs each
     version once more, whole, at no cost for the engines.
+
+    ``beside_run``: the section for an evaluation that runs beside a run of that section, so that both do not write to one folder
+    or listen on one port; called with the section, and whether the engines are servers that run already.
     """
 
     section: type[Any]
@@ -54,6 +70,7 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True):
     sends_changes: bool = False
     ships_adapters: bool = True
     serves_teacher: bool = False
+    beside_run: Callable[[Any, bool], Any] = _same_place
 
     @property
     def kind(self) -> str:
@@ -82,6 +99,7 @@ _DISK = Transport(
     offer=o.DiskOffer,
     sender="corrente.sync.disk:DiskSender",
     receiver="corrente.sync.disk:DiskReceiver",
+    beside_run=_own_folder,
     sends_changes=True,
     serves_teacher=True,
 )
@@ -90,6 +108,7 @@ _HTTP = Transport(
     offer=o.HttpOffer,
     sender="corrente.sync.http_server:HttpSender",
     receiver="corrente.sync.http:HttpReceiver",
+    beside_run=_own_port,
     packages=("httpx2", "starlette", "uvicorn"),
     extra="http",
     sends_changes=True,
