@@ -1,4 +1,4 @@
-"""From finished groups to training rows, and from their log-probabilities to a loss. Imports no torch."""
+"""The contracts of an algorithm: finished groups become training rows, and their log-probabilities a loss. Imports no torch."""
 
 from __future__ import annotations
 

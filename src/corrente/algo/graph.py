@@ -1,4 +1,4 @@
-"""From the graph of turns of an episode to rows: one per end of the conversation that holds something of its own. numpy only.
+"""Rows from the graph of turns of an episode: one per end of the conversation that holds something of its own. numpy only.
 
 A turn's context is the path of its ancestors: a turn without a parent follows the one before it, and with parent -1 it begins
 anew. Where a conversation forked, because a template rewrote its history or because several agents each have a view of their

@@ -132,7 +132,7 @@ class PolicyObjective:
         return _loss(total - self._bonus(part, fixed), value, fixed)
 
     def _alone(self, part: Trained, rows: TrainingRows, trained: int) -> Constants:
-        """The same for one micro-batch, where nothing depends on the rest of the step."""
+        """The loss of one micro-batch, where nothing depends on the rest of the step."""
         correction = self._correction(part, rows)
         ones_K = torch.ones_like(part.logprobs_K)
         return Constants(
@@ -194,7 +194,7 @@ class PolicyObjective:
 
 
 def _bounded(part: Trained) -> Trained:
-    """The same tokens with log-probs that no objective can overflow on (ratio.py); recorded ones are constants."""
+    """Tokens with log-probs that no objective can overflow on (ratio.py); recorded ones are constants."""
     return replace(
         part,
         logprobs_K=ratio.bounded(part.logprobs_K),

@@ -1,4 +1,4 @@
-"""What a part calls to report an event of the run, whoever writes it down."""
+"""The function by which a part reports an event of the run, whoever writes it down."""
 
 from __future__ import annotations
 

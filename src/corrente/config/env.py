@@ -14,7 +14,7 @@ class SingleTurn(Kind, frozen=True, kw_only=True, tag="single"):
 
 
 class EnvRules(Kind, frozen=True, kw_only=True):
-    """What conversations have in common."""
+    """Settings that all conversations have in common."""
 
     functions: tuple[str, ...] = ()
     """Tools the policy may call: "package.module:function", or "path/to/file.py:function", with type hints and a docstring."""

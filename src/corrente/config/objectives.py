@@ -151,7 +151,7 @@ class DppoTvObjective(MaskedObjective, frozen=True, kw_only=True, tag="dppo_tv")
 
 
 class DppoKlObjective(MaskedObjective, frozen=True, kw_only=True, tag="dppo_kl"):
-    """The same by the divergence of two outcomes, whose bounds should be smaller, such as 0.05. DPPO, arXiv:2602.04879."""
+    """DPPO by the divergence of two outcomes, whose bounds should be smaller, such as 0.05. DPPO, arXiv:2602.04879."""
 
 
 class IpoObjective(MaskedObjective, frozen=True, kw_only=True, tag="ipo"):

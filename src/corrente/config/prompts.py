@@ -1,4 +1,4 @@
-"""Where prompts can come from: the kinds of ``prompts`` in a config. Their code is in prompts/."""
+"""Sources of prompts: the kinds of ``prompts`` in a config. Their code is in prompts/."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Dataset(_Streamed, frozen=True, kw_only=True, tag="dataset"):
 
 
 class GivenRows(_Streamed, frozen=True, kw_only=True, tag="given"):
-    """What the program that starts the run brings as an object (RunInputs.train_dataset); a config file alone cannot."""
+    """A data set that the program which starts the run passes as an object (RunInputs.train_dataset); a config file alone cannot."""
 
 
 class Seeds(Kind, frozen=True, kw_only=True, tag="seeds"):

@@ -1,4 +1,4 @@
-"""What a reward can be made of: the kinds of ``[[reward.scorers]]`` in a config. Their code is in score/."""
+"""Sources of rewards: the kinds of ``[[reward.scorers]]`` in a config. Their code is in score/."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProcessScorer(_Weighed, frozen=True, kw_only=True, tag="process"):
 
 
 class ModelScorer(_Scorer, frozen=True, kw_only=True):
-    """What all models that score have in common."""
+    """Settings that all models which score have in common."""
 
     path: str
     """A directory with a Hugging Face model and its tokenizer."""

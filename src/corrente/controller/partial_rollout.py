@@ -32,7 +32,7 @@ class SavedRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return min((span.version for span in self.completion.spans), default=None) if self.completion else None
 
     def without_answer(self) -> SavedRequest:
-        """The same request, to be answered anew."""
+        """Return the request, to be answered anew."""
         return SavedRequest(request=self.request)
 
 

@@ -1,4 +1,4 @@
-"""From the learner's weights to a live version: exported, delivered, flipped to, each with retries.
+"""Publishes the learner's weights as a live version: exported, delivered, flipped to, each with retries.
 
 export    awaited by the learner: a copy of its weights, from which everything after proceeds
 deliver   awaited by the publish task, beside the learner's next step

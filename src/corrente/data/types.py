@@ -145,7 +145,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 kept.check_aligned(self.tokens)
 
     def joined_with(self, rest: Completion) -> Completion:
-        """This completion followed by ``rest``, which resumed it, as one; adjacent spans of one version become one."""
+        """Return this completion followed by ``rest``, which resumed it, as one; adjacent spans of one version become one."""
         spans, at = list(self.spans), len(self.tokens)
         for span in rest.spans:
             moved = Span(span.version, span.start + at, span.stop + at)

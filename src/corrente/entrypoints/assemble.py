@@ -1,4 +1,4 @@
-"""From a RunConfig to Parts: workers are started, stages are built, the numbers of the run are derived.
+"""Makes the Parts of a run from a RunConfig: workers are started, stages are built, the numbers of the run are derived.
 
 Which class implements a ``kind`` is said in the axis' own folder (``KINDS`` in buffer, inflight and runtime; the ``build`` and
 ``open`` functions of the stages). What needs torch is imported in the function that uses it, so that a wrong config is refused

@@ -182,7 +182,7 @@ def _auto_map(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _preferred(reference: Any) -> str:
-    """Of a tokenizer's two classes the second, which is the fast one, if there is one."""
+    """Choose of a tokenizer's two classes the second, which is the fast one, if there is one."""
     return next((str(one) for one in reversed(reference) if one), "") if isinstance(reference, list) else str(reference)
 
 

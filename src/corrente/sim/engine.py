@@ -184,7 +184,7 @@ class VirtualEngine:
         return None if self._held is None else self._held.version
 
     def has(self, update: Update) -> bool:
-        """Whether the version was received, whole, into its slot."""
+        """True if the version was received, whole, into its slot."""
         return self._slots.get(update.slot) == update.version
 
     async def prepare(self, update: Update) -> float:

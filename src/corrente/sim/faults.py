@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, described as data: at which stage, when, and how.
+"""Faults of a simulation, described as data: at which stage, when, and how.
 
 A fault strikes by call number or by chance. Chance is drawn for the key of the call (a request id, a version), never from a
 shared stream, so one fault more does not move all the others.
@@ -66,7 +66,7 @@ class Chaos:
         self._dead: set[str] = set()
 
     def touches(self, stage: Stage) -> bool:
-        """Whether any fault is described for ``stage``."""
+        """True if any fault is described for ``stage``."""
         return any(fault.stage == stage for fault in self._faults)
 
     def pick(self, stage: Stage, key: str) -> Fault | None:

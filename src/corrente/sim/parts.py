@@ -230,7 +230,7 @@ class VirtualAlgorithm:
 
 
 class LearnerStep(msgspec.Struct, frozen=True):
-    """What one optimizer step was given, and when it began."""
+    """One optimizer step: its batch, and when it began."""
 
     step: int
     version: int

@@ -67,7 +67,7 @@ class VirtualPool:
             await engine.receive(offer)
 
     async def apply(self, update: Update, mode: ApplyMode) -> float:
-        """On every engine that received it, or on none. One that was restarted since is left behind."""
+        """Apply an update on every engine that received it, or on none. One that was restarted since is left behind."""
         able = [engine for engine in self.engines if engine.has(update)]
         if not able:
             raise SyncError(f"version {update.version} was received by no engine")

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """What generation costs: a decode step of n sequences takes ``step_s + n * per_sequence_s``; a prompt stalls all of them
+    """The cost of generation: a decode step of n sequences takes ``step_s + n * per_sequence_s``; a prompt stalls all of them
     for ``prefill_token_s`` per token, once for a group; a flip stalls them for ``flip_s``."""
 
     step_s: float = 0.02

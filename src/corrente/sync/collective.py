@@ -219,7 +219,7 @@ class _Group:
         self._buckets = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(IN_FLIGHT)]
 
     def broadcast(self, whole: torch.Tensor, remaining_s: Remaining) -> None:
-        """From the leader's ``whole`` to those of all others. RuntimeError when the group breaks."""
+        """Broadcast from the leader's ``whole`` to those of all others. RuntimeError when the group breaks."""
         flying: deque[tuple[Any, torch.Tensor, torch.Tensor]] = deque()
         for number, piece in enumerate(whole.split(len(self._buckets[0]))):
             if len(flying) == IN_FLIGHT:

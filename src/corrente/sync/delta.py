@@ -1,4 +1,4 @@
-"""What changed between two versions, bit for bit, and its application.
+"""Changes between two versions, bit for bit, and their application.
 
 Weights are compared as integers, so that a NaN equals itself and -0.0 is not 0.0. Changed elements of a slab travel as positions
 and values, as a bitmap and values, or as the slab, whichever is smallest; a slab without a change does not travel. After an AdamW

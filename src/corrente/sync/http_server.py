@@ -43,7 +43,7 @@ class _Served:
             return b"" if self._withdrawn else bytes(self.body[at : at + CHUNK_BYTES])
 
     def withdraw(self) -> None:
-        """From now on nobody reads the bytes."""
+        """Let nobody read the bytes from now on."""
         with self._lock:
             self._withdrawn = True
 

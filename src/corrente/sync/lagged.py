@@ -46,7 +46,7 @@ class VersionRing:
 
     @property
     def used(self) -> Update | None:
-        """What the last ``put`` returned."""
+        """The result of the last ``put``."""
         return self._kept[0] if self._kept else None
 
     def put(self, version: int) -> Update:

@@ -1,4 +1,4 @@
-"""Where each engine tensor lies in a weight buffer, and which learner parameters it is made of.
+"""The place of each engine tensor in a weight buffer, and the learner parameters that it is made of.
 
 The engine says what layout it wants; the learner writes straight into it. A flip then costs no copy: the engine's tensors are
 views into the buffer. Plain data, no torch, so that it crosses process and host boundaries.

@@ -107,7 +107,7 @@ class WeightReceiver:
 
     @property
     def is_receiving(self) -> bool:
-        """Whether a receive is under way in another thread."""
+        """True while a receive is under way in another thread."""
         return self._turn.locked()
 
     def stop(self) -> None:

@@ -80,7 +80,7 @@ class Nccl:
         return communicator
 
     def broadcast(self, piece: torch.Tensor, communicator: ctypes.c_void_p, stream: Any) -> None:
-        """From this rank to all others; uint8."""
+        """Broadcast from this rank to all others; uint8."""
         at, count = piece.data_ptr(), piece.numel()
         self._check("ncclBroadcast", at, at, count, UINT8, 0, communicator, stream.cuda_stream)
 

@@ -1,4 +1,4 @@
-"""What every Buffer must do, whatever its order and depth."""
+"""The contract of every Buffer, whatever its order and depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every Engine must do, whatever generates."""
+"""The contract of every Engine, whatever generates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every InflightPolicy and every StalenessPolicy must do."""
+"""The contracts of every InflightPolicy and every StalenessPolicy."""
 
 from __future__ import annotations
 

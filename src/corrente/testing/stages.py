@@ -1,4 +1,4 @@
-"""What every Prompts, Env, Scorer and Sink must do."""
+"""The contracts of every Prompts, Env, Scorer and Sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every Sync and every Learner must do."""
+"""The contracts of every Sync and every Learner."""
 
 from __future__ import annotations
 

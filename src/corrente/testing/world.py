@@ -149,7 +149,7 @@ class Simulation(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def max_age(self) -> int:
-        """Of all tokens that were trained on, in versions."""
+        """The largest age of all tokens that were trained on, in versions."""
         return max((entry.age for entry in self.consumed), default=0)
 
     @property
