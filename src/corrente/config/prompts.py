@@ -71,7 +71,7 @@ class Dataset(_Streamed, frozen=True, kw_only=True, tag="dataset"):
 
 
 class GivenRows(_Streamed, frozen=True, kw_only=True, tag="given"):
-    """A data set that the program which starts the run passes as an object (RunInputs.train_dataset); a config file alone cannot."""
+    """A data set that a program passes as an object (RunInputs.train_dataset); a config file alone cannot."""
 
 
 class Seeds(Kind, frozen=True, kw_only=True, tag="seeds"):

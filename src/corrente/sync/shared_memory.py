@@ -33,7 +33,7 @@ class SharedMemory:
 
     @property
     def path(self) -> str:
-        """The path by which any process of this user can open it while this one is open; empty where the system has no such place."""
+        """The path by which processes of this user can open it while this one is open; empty where the system has none."""
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
         return path if self.fd >= 0 and Path(path).exists() else ""
 
@@ -82,7 +82,7 @@ def map_path(path: str, slot_bytes: int, *, count: int = 2) -> Sequence[memoryvi
 
 
 def _available_bytes() -> int | None:
-    """The bytes that the kernel says it can still give, None where it does not say. Asking for more would have it kill processes."""
+    """The bytes that the kernel can still give; None if it does not say. Asking for more would have it kill processes."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
