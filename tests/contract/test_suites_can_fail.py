@@ -374,7 +374,7 @@ def test_prompts_that_forget_their_place_are_caught() -> None:
             found = super().next_prompt()
             return found and msgspec.structs.replace(found, id="0/0")
 
-    with pytest.raises(ContractError, match="continues where next stood"):
+    with pytest.raises(ContractError, match="goes on with the prompt that would have come next"):
         check_prompts(lambda: Forgets(rows=9))
     with pytest.raises(ContractError, match="id of its own"):
         check_prompts(lambda: Repeats(rows=9))
