@@ -1,7 +1,8 @@
 """A virtual engine: continuous batching as arithmetic, one wake-up per event and none per token.
 
 Every live sequence gains one token per decode step, so one number, the steps done so far, is the progress of all of them. It
-grows at 1 / decode_s(n) per second while n sequences run and stands still while the engine prefills or flips. A sequence that
+grows while n sequences run, by the time that a step of so many and of so much context takes, and stands still while the engine
+prefills or flips. The context grows by n tokens a step, so that k steps take time that is quadratic in k. A sequence that
 starts at step k and is n tokens long ends at step k + n whatever happens in between; only the time of that step moves. The
 tokens a sequence has when weights change are the steps done since it started, so spans are exact and cost nothing.
 
@@ -28,7 +29,7 @@ from corrente.engine.base import EngineStats
 from corrente.errors import GenerationError, SyncError, WorkerDied
 from corrente.sim.distributions import Distribution, Fixed, generator
 from corrente.sim.faults import Chaos
-from corrente.sim.speed import Speed
+from corrente.sim.speed import Speed, SpeedModel
 from corrente.sync.base import Update
 from corrente.sync.offers import Offer
 
@@ -67,7 +68,7 @@ class VirtualEngine:
         self,
         *,
         lengths: Lengths = _LENGTH,
-        speed: Speed = _SPEED,
+        speed: SpeedModel = _SPEED,
         max_sequences: int = 64,
         max_context: int = 1 << 20,
         seed: int = 0,
@@ -86,6 +87,7 @@ class VirtualEngine:
         self._ends: list[tuple[float, int, _Live]] = []
         self._order = 0
         self._steps = 0.0
+        self._context = 0.0
         self._settled_s = 0.0
         self._stalled_until_s = 0.0
         self._busy_s = 0.0
@@ -177,6 +179,11 @@ class VirtualEngine:
         return 1
 
     # ---- weights and life ---------------------------------------------------------------------------------------------
+
+    @property
+    def load(self) -> int:
+        """Requests that run or wait."""
+        return len(self._running) + len(self._waiting)
 
     @property
     def version(self) -> int | None:
@@ -297,7 +304,9 @@ class VirtualEngine:
         moved_s = max(0.0, now_s - max(self._settled_s, self._stalled_until_s))
         if self._running:
             self._busy_s += now_s - self._settled_s
-            self._steps += moved_s / self._speed.decode_s(len(self._running))
+            done = self._steps_in(moved_s)
+            self._steps += done
+            self._context += done * len(self._running)
         self._settled_s = now_s
 
     def _stall(self, seconds: float) -> None:
@@ -309,8 +318,24 @@ class VirtualEngine:
             heapq.heappop(self._ends)
         if not self._ends:
             return math.inf
-        left = max(0.0, self._ends[0][0] - self._steps) * self._speed.decode_s(len(self._running))
-        return max(self._settled_s, self._stalled_until_s) + left
+        steps = max(0.0, self._ends[0][0] - self._steps)
+        linear_s, quadratic_s = self._step_costs()
+        return max(self._settled_s, self._stalled_until_s) + steps * (linear_s + steps * quadratic_s)
+
+    def _step_costs(self) -> tuple[float, float]:
+        """The a and b of ``a k + b k^2``, the seconds that the next k steps take while nobody comes or goes."""
+        sequences, context_token_s = len(self._running), self._speed.context_token_s
+        return (
+            self._speed.decode_s(sequences) + max(0.0, self._context) * context_token_s,
+            sequences * context_token_s / 2,
+        )
+
+    def _steps_in(self, seconds: float) -> float:
+        linear_s, quadratic_s = self._step_costs()
+        if not quadratic_s:
+            return seconds / linear_s
+        # The root of b k^2 + a k - seconds, in the form that loses no digits where b is small.
+        return 2 * seconds / (linear_s + math.sqrt(linear_s * linear_s + 4 * quadratic_s * seconds))
 
     def _finish_due(self) -> None:
         while self._ends and (self._ends[0][0] <= self._steps + _EPS or self._ends[0][2].outcome is not None):
@@ -324,6 +349,7 @@ class VirtualEngine:
             self._prefill(live.request)
             live.start, live.update = self._steps, self._held
             self._running[live.key] = live
+            self._context += len(live.request.tokens)
             heapq.heappush(self._ends, (live.start + live.length, live.key, live))
 
     def _prefill(self, request: Request) -> None:
@@ -358,7 +384,10 @@ class VirtualEngine:
     def _end(self, live: _Live, outcome: Completion | Exception) -> None:
         live.outcome = outcome
         self._decoded += self._position(live)
-        self._running.pop(live.key, None)
+        if self._running.pop(live.key, None) is not None:
+            self._context -= len(live.request.tokens) + self._steps - live.start
+        if not self._running:
+            self._context = 0.0
         self._waiting.pop(live.key, None)
         live.done.set()
         self._wake.set()

@@ -23,6 +23,8 @@ from corrente.sim.distributions import Distribution, Fixed, generator
 from corrente.sim.faults import Chaos
 
 Reward = Callable[[Episode, Prompt], float | None]
+StepSeconds = Distribution | Callable[[Batch], float]
+"""Seconds of an optimizer step: drawn, or a function of its batch."""
 
 _NOTHING = Fixed(0.0)
 _SECOND = Fixed(1.0)
@@ -240,9 +242,10 @@ class LearnerStep(msgspec.Struct, frozen=True):
 
 
 class VirtualLearner:
-    """Takes ``step_s`` per step and remembers what it trained on. ``state`` counts the steps taken: its only weight."""
+    """Takes ``step_s`` per step, drawn or a function of the batch, and remembers what it trained on. ``state`` counts the steps
+    taken: its only weight."""
 
-    def __init__(self, *, step_s: Distribution = _SECOND, seed: int = 0, chaos: Chaos | None = None) -> None:
+    def __init__(self, *, step_s: StepSeconds = _SECOND, seed: int = 0, chaos: Chaos | None = None) -> None:
         self._step_s = step_s
         self._seed = seed
         self._chaos = chaos or Chaos(seed=seed)
@@ -253,7 +256,7 @@ class VirtualLearner:
     async def step(self, batch: Batch) -> Metrics:
         began_s = anyio.current_time()
         await self._chaos.strike("step", str(batch.step), DivergedError)
-        seconds = self._step_s.draw(generator(self._seed, "step", batch.step))
+        seconds = self._seconds(batch)
         self._since_s = anyio.current_time()
         await anyio.sleep(seconds)
         self._pieces, self._since_s = self.progress() + 1, math.inf
@@ -262,6 +265,11 @@ class VirtualLearner:
         self.steps.append(LearnerStep(batch.step, batch.version, groups, int(lags.max()) if len(lags) else 0, began_s))
         self.state += bool(batch.rows)
         return {"train/loss": 0.0, "train/tokens": float(len(lags)), "learner/busy_s": seconds}
+
+    def _seconds(self, batch: Batch) -> float:
+        if callable(self._step_s):
+            return self._step_s(batch)
+        return self._step_s.draw(generator(self._seed, "step", batch.step))
 
     def progress(self) -> int:
         """A piece a second, from when a step is past what strikes it."""

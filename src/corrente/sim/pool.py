@@ -30,8 +30,7 @@ class VirtualPool:
     async def generate(self, request: Request) -> Completion:
         await self._changed.wait_for(lambda: bool(self.ready()))
         ready = self.ready()
-        loads = [(s.running + s.waiting, i) for i, s in enumerate([await engine.stats() for engine in ready])]
-        return await ready[min(loads)[1]].generate(request)
+        return await min(ready, key=lambda engine: engine.load).generate(request)
 
     async def score(self, tokens: Tokens, *, top: int = 0) -> Scores:
         await self._changed.wait_for(lambda: bool(self.ready()))

@@ -43,7 +43,11 @@ def check_prompts(make: Callable[[], Prompts], *, most: int = 50) -> None:
         after = make()
         after.restore(state)
         rest = _draw(after, len(first) - at)
-        expect(_same(first[at:], rest), "restore(state()), by way of JSON, goes on with the prompt that would have come next", at)
+        expect(
+            _same(first[at:], rest),
+            "restore(state()), by way of JSON, goes on with the prompt that would have come next",
+            at,
+        )
     expect(isinstance(make().describe(), str), "describe gives a line of text")
 
 

@@ -33,6 +33,7 @@ from corrente.sim.parts import (
     Consumed,
     RecordingSink,
     Reward,
+    StepSeconds,
     VirtualAlgorithm,
     VirtualEnv,
     VirtualLearner,
@@ -40,7 +41,7 @@ from corrente.sim.parts import (
     VirtualScorer,
 )
 from corrente.sim.pool import VirtualPool
-from corrente.sim.speed import Speed
+from corrente.sim.speed import Speed, SpeedModel
 from corrente.sim.sync import VirtualSync
 from corrente.staleness import policies
 from corrente.testing.clock import run_virtual
@@ -63,15 +64,16 @@ class World(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ``shared``, ``sync_deadline_s``: see VirtualSync."""
 
     lengths: Lengths = Fixed(20)
-    speed: Speed = Speed(step_s=0.1, per_sequence_s=0.0)
+    speed: SpeedModel = Speed(step_s=0.1, per_sequence_s=0.0)
     engines: int = 1
     max_sequences: int = 1 << 20
+    prompt_tokens: int = 16
     turns: int = 1
     tool_s: Distribution = Fixed(0.0)
     score_s: Distribution = Fixed(0.0)
     reward: Reward | None = lambda episode, prompt: float(episode.index % 2)
     reward_deadline_s: float = 30.0
-    step_s: Distribution = Fixed(1.0)
+    step_s: StepSeconds = Fixed(1.0)
     export_s: Distribution = Fixed(0.0)
     deliver_s: Distribution = Fixed(0.1)
     shared: bool = False
@@ -180,7 +182,12 @@ def build(
     engine = _virtual_engine(world, seed=seed, chaos=chaos)
     learner = VirtualLearner(step_s=world.step_s, seed=seed, chaos=chaos)
     sync = _sync(engine, world, seed=seed, chaos=chaos)
-    prompts = VirtualPrompts(rows=world.rows or 1 << 20, epochs=world.epochs if world.rows else 0, chaos=chaos)
+    prompts = VirtualPrompts(
+        rows=world.rows or 1 << 20,
+        epochs=world.epochs if world.rows else 0,
+        prompt_tokens=world.prompt_tokens,
+        chaos=chaos,
+    )
     env = VirtualEnv(sampling=config.sampling, turns=world.turns, tool_s=world.tool_s, seed=seed, chaos=chaos)
     algorithm, sink, checkpoints = VirtualAlgorithm(), RecordingSink(chaos=chaos), MemoryCheckpoints(chaos=chaos)
     if resume:
