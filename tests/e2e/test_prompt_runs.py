@@ -98,7 +98,7 @@ def test_run_with_trackers_goes_on_when_one_of_them_fails(tmp_path: Path):
         return await run_training(made, sinks=[record, *trackers], inputs=given, signals=False)
 
     assert anyio.run(go).steps == 3
-    assert len([event for event in record.events if "Beside failed and is not used any more" in event]) == 1
+    assert len([event for event in record.events if "tensorboard failed and is not used any more" in event]) == 1
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "good" / "tensorboard"))

@@ -36,6 +36,6 @@ class Fanout:
                 call(sink)
             except Exception as error:
                 self._sinks.remove(sink)
-                name = type(sink).__name__
+                name = getattr(sink, "name", "") or type(sink).__name__
                 self.failed[name] = f"{type(error).__name__}: {error}"
                 self.log_event("warning", f"{name} failed and is not used any more: {self.failed[name]}")
