@@ -93,7 +93,7 @@ def test_tracker_that_fails_costs_a_warning_and_nothing_else(kind: str):
     sinks.close()
     warnings = [told for told in kept.told if told[0] == "warning"]
     assert len(warnings) == 1
-    assert "BackgroundSink failed and is not used any more" in warnings[0][1]
+    assert "broken failed and is not used any more" in warnings[0][1]
     assert [told[0] for told in kept.told if told[0] != "warning"] == [1, 2, 3]
     assert kept.closed
 
