@@ -45,7 +45,9 @@ DEVICES: Mapping[str, Device] = {
         _gpu("H800", 989, 3.35, 80, link_bytes_s=200 * GIGA),
         _gpu("H20", 148, 4.0, 96),
         _gpu("B200", 2250, 8.0, 180, link_bytes_s=900 * GIGA),
-        _gpu("GB200", 2500, 8.0, 186, node=4, link_bytes_s=900 * GIGA, network_bytes_s=50 * GIGA, host_bytes_s=200 * GIGA),
+        _gpu(
+            "GB200", 2500, 8.0, 186, node=4, link_bytes_s=900 * GIGA, network_bytes_s=50 * GIGA, host_bytes_s=200 * GIGA
+        ),
         _gpu("MI300X", 1307, 5.3, 192, link_bytes_s=448 * GIGA),
         _gpu("L40S", 362, 0.864, 48, link_bytes_s=25 * GIGA, network_bytes_s=12.5 * GIGA, host_bytes_s=25 * GIGA),
         _gpu("RTX4090", 165, 1.008, 24, link_bytes_s=20 * GIGA, network_bytes_s=1.25 * GIGA, host_bytes_s=20 * GIGA),

@@ -131,9 +131,7 @@ def _dense(
 
 
 def _mixture(name: str, base: ModelShape, experts: int, active: int, inner: int) -> ModelShape:
-    return msgspec.structs.replace(
-        base, name=name, experts=experts, active_experts=active, expert_intermediate=inner
-    )
+    return msgspec.structs.replace(base, name=name, experts=experts, active_experts=active, expert_intermediate=inner)
 
 
 MODELS: Mapping[str, ModelShape] = {
