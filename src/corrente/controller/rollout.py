@@ -28,6 +28,7 @@ from corrente.errors import (
     LedgerError,
     PipelineError,
     RewardError,
+    error_text,
     root_cause,
 )
 from corrente.score.base import Scorer
@@ -130,7 +131,7 @@ class Player:
         return self._failed(blank, failure, boundary=ENGINE if engine else ENVIRONMENT, late=late)
 
     def _failed(self, episode: Episode, failure: BaseException, *, boundary: str, late: bool) -> Episode:
-        text = f"{type(failure).__name__}: {failure}"
+        text = error_text(failure)
         self._budget.attempt(boundary, text)
         return msgspec.structs.replace(episode, status="timeout" if late else "failed", error=f"{boundary}: {text}")
 
@@ -153,9 +154,7 @@ class Player:
                 await release()
         except Exception as error:
             failure = _episode_failure(error)
-            self._budget.warn_once(
-                "release", f"an environment could not be released: {type(failure).__name__}: {failure}"
-            )
+            self._budget.warn_once("release", f"an environment could not be released: {error_text(failure)}")
 
     def _metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """The metrics of an environment that are numbers; the others cost a warning."""
@@ -184,7 +183,7 @@ class Player:
                     failure = _episode_failure(error)
                     if isinstance(failure, GenerationError):
                         raise failure from error
-                    raise GenerationError(f"{type(failure).__name__}: {failure}") from error
+                    raise GenerationError(error_text(failure)) from error
         await anyio.lowlevel.checkpoint()
         return entry.completion
 
@@ -283,7 +282,7 @@ async def score_group(scorer: Scorer, group: Group, budget: FailureBudget) -> Gr
             raise RewardError(f"the scorer returned {len(after.episodes)} episodes for {len(group.episodes)}")
     except Exception as error:
         failure = _episode_failure(error)
-        text = f"{type(failure).__name__}: {failure}"
+        text = error_text(failure)
         lost = tuple(msgspec.structs.replace(e, status="failed", error=text) for e in group.episodes)
         after = msgspec.structs.replace(group, episodes=lost)
     for episode in after.episodes:

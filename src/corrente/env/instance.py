@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from corrente.common.serialization import to_plain
+from corrente.common.plain_data import plain_text, to_plain
 from corrente.env.base import finite_reward
 from corrente.env.calls import ToolCall
 from corrente.env.environment import Observation
@@ -126,7 +126,7 @@ class EnvInstance:
             call = call_function(self.exposed.close, {}, offload=self._offload)
             await with_deadline(CLOSE_S, call, f"{self.name}.close: not done within {CLOSE_S:g} s")
 
-    async def _call_method(self, method: str, **arguments: Any) -> Any:
+    async def _call_method(self, method: str, /, **arguments: Any) -> Any:
         call = call_function(getattr(self.exposed, method), arguments, offload=self._offload)
         return await with_deadline(
             self._deadline_s, call, f"{self.name}.{method}: no answer within {self._deadline_text}"
@@ -168,8 +168,10 @@ def _checked_observation(value: Any, name: str) -> Observation:
         raise RolloutError(f"{name} gave messages {value.messages!r}; each must have a role and a content")
     return msgspec.structs.replace(
         value,
-        messages=tuple({str(key): to_plain(item) for key, item in message.items()} for message in value.messages),
+        messages=tuple(
+            {plain_text(str(key)): to_plain(item) for key, item in message.items()} for message in value.messages
+        ),
         reward=None if value.reward is None else finite_reward(value.reward, name),
         rewards={str(agent): finite_reward(reward, name) for agent, reward in value.rewards.items()},
-        info={str(key): to_plain(item) for key, item in value.info.items()},
+        info={plain_text(str(key)): to_plain(item) for key, item in value.info.items()},
     )
