@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from corrente.errors import RolloutError
 
@@ -14,14 +14,13 @@ def content_text(content: Any) -> str:
         return content or ""
     if not isinstance(content, list | tuple):
         return str(content)
-    parts: Sequence[Any] = content  # pyright: ignore[reportUnknownVariableType]
-    return "".join(map(_part_text, parts))
+    return "".join(map(_part_text, cast("Sequence[Any]", content)))
 
 
 def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return part
-    fields: Mapping[Any, Any] = part if isinstance(part, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+    fields = cast("Mapping[Any, Any]", part) if isinstance(part, Mapping) else {}
     if isinstance(fields.get("text"), str):
         return str(fields["text"])
     kind = fields.get("type", type(part).__name__)

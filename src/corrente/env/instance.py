@@ -157,7 +157,12 @@ def tool_methods(environment: Any) -> tuple[Callable[..., Any], ...]:
     if environment is None or implements_environment(environment):
         return ()
     names = [name for name, member in inspect.getmembers(type(environment), predicate=inspect.isfunction)]
-    return tuple(getattr(environment, name) for name in names if not name.startswith("_") and name not in NOT_TOOLS)
+    return tuple(getattr(environment, name) for name in names if is_tool_name(name))
+
+
+def is_tool_name(name: str) -> bool:
+    """True if a method of that name is a tool, in an environment of TRL's shape."""
+    return not name.startswith("_") and name not in NOT_TOOLS
 
 
 def _checked_observation(value: Any, name: str) -> Observation:
