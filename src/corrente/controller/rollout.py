@@ -60,6 +60,15 @@ class Player:
         self._waits = waits
         self._budget = budget
         self._deadline_s = parts.plan.limits.episode_s
+        self._playing: list[_Playing] = []
+
+    def end_idle_episodes(self, reason: str) -> int:
+        """End the episodes that wait for their environment, not for the engine, with ``reason``; returns their number."""
+        idle = [playing for playing in self._playing if not playing.partial.waits and not playing.reason]
+        for playing in idle:
+            playing.reason = reason
+            playing.scope.cancel()
+        return len(idle)
 
     async def group(self, ticket: int, admission: Admission, *, seed: int, releases: AsyncExitStack) -> Group:
         """Play the episodes of ``admission``, all at once. The group has all of them, failed ones included, in order.
@@ -104,8 +113,10 @@ class Player:
         played: PlayedEpisode | None = None
         failure: BaseException = DeadlineError(f"no result within limits.episode_s = {self._deadline_s} s")
         clock = anyio.CancelScope()
+        playing = _Playing(partial)
+        self._playing.append(playing)
         try:
-            with anyio.CancelScope() as scope:
+            with playing.scope as scope:
                 tasks.start_soon(self._keep_deadline, clock, partial, scope)
                 with guard_user_code():
                     found = await self._env.play(
@@ -122,6 +133,9 @@ class Player:
             failure = _episode_failure(error)
         finally:
             clock.cancel()
+            self._playing.remove(playing)
+        if playing.reason and isinstance(failure, DeadlineError):
+            failure = DeadlineError(playing.reason)
         if played is not None:
             self._budget.attempt(ENGINE)
             self._budget.attempt(ENVIRONMENT)
@@ -186,6 +200,13 @@ class Player:
                     raise GenerationError(error_text(failure)) from error
         await anyio.lowlevel.checkpoint()
         return entry.completion
+
+
+class _Playing:
+    """An episode while it is played. ``reason``: why it was ended; empty: it was not."""
+
+    def __init__(self, partial: PartialRollout) -> None:
+        self.partial, self.scope, self.reason = partial, anyio.CancelScope(), ""
 
 
 class _QueueCheck:

@@ -20,10 +20,12 @@ def content_text(content: Any) -> str:
 def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return part
-    fields = cast("Mapping[Any, Any]", part) if isinstance(part, Mapping) else {}
-    if isinstance(fields.get("text"), str):
-        return str(fields["text"])
-    kind = fields.get("type", type(part).__name__)
+    kind = type(part).__name__
+    if isinstance(part, Mapping):
+        fields = cast("Mapping[str, Any]", part)
+        if isinstance(text := fields.get("text"), str):
+            return text
+        kind = str(fields.get("type", kind))
     raise RolloutError(
         f"a message has a part of {kind!r} in its content; prompts are text, so every part must have a 'text'"
     )
