@@ -98,7 +98,7 @@ _NOT_THEIRS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconf
 
 def described(error: BaseException) -> str:
     """One line about an exception of users' code: its class, its message, and the last line of theirs that it came through."""
-    text = f"{type(error).__name__}: {error}"
+    text = error_text(error)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
@@ -121,6 +121,16 @@ class EndOfStream(CorrenteError):
 
 class LedgerError(CorrenteError, AssertionError):
     """An invariant of corrente itself is broken: please report it."""
+
+
+def error_text(error: BaseException) -> str:
+    """The error's type and message, as valid Unicode; without the message where ``str(error)`` raises."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # of a class whose author did not try it
+        return name
+    return f"{name}: {text}".encode("utf-8", "replace").decode()
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.e2e.tiny import slow_config, tiny_config
 
 from corrente.config.load import dump_config
 from corrente.controller import checkpoint_folder
+from corrente.entrypoints.stop_signals import REPEAT_S
 from corrente.observe.jsonl import read_metrics, read_timeline
 
 pytestmark = pytest.mark.slow
@@ -151,15 +153,34 @@ def test_killed_run_goes_on_with_its_half_written_completions(tmp_path: Path):
         assert all(whole >= len(part) for whole, part in zip(lengths, begun[name], strict=False))
 
 
-def test_second_interrupt_stops_at_once(tmp_path: Path):
-    with _running(_write(tmp_path, "run.steps=200", reward="hangs")) as process:
-        _read_until(process, "hanging")
-        _interrupt(process)
+def test_second_signal_stops_at_once_where_it_is_not_the_first_again(tmp_path: Path):
+    """``timeout`` signals the process, and then its group."""
+    begun = tmp_path / "begun"
+    code = "import pathlib, time\n\ndef slow(inputs):\n    pathlib.Path({!r}).touch()\n    time.sleep(600)\n"
+    (tmp_path / "slow.py").write_text(code.format(str(begun)))
+    slow = ("run.steps=200", "runtime.kind=procs", "eval.every=0", f"algo.objective.kind={tmp_path}/slow.py:slow")
+    with _running(_write(tmp_path, *slow)) as process:
+        while not begun.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _interrupt(process, signal.SIGTERM)
         _read_until(process, "stopping at the next version")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=REPEAT_S + 0.5)
         _interrupt(process)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[0] == "corrente: stopped"  # how to go on follows, where a checkpoint was made in between
+    first, kept = err.splitlines()
+    assert first == "corrente: stopped"
+    assert f"no checkpoint to go on from; what was recorded is in {tmp_path}" in kept
+
+
+def test_setting_that_only_the_model_shows_to_be_wrong_leaves_no_folder(tmp_path: Path):
+    path = _write(tmp_path, "run.steps=2", "env.kind=environment", f"env.factory={tmp_path}/rewards.py:breaks")
+    failed = _run(path)
+    assert failed.returncode == 2, failed.stderr
+    assert not (tmp_path / "runs" / "tiny").exists()
 
 
 def test_interrupt_before_everything_has_started_ends_the_command(tmp_path: Path):
@@ -168,7 +189,10 @@ def test_interrupt_before_everything_has_started_ends_the_command(tmp_path: Path
         _read_until(process, "waiting for http://127.0.0.1:9")
         _interrupt(process)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "corrente: stopped\n")
+    assert process.returncode == 130
+    stopped, kept = err.splitlines()
+    assert stopped == "corrente: stopped"
+    assert "there is no checkpoint to go on from" in kept
 
 
 def test_reward_that_always_fails_ends_the_run_with_its_name(tmp_path: Path):

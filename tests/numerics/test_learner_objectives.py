@@ -151,3 +151,29 @@ def test_entropy_bonus_raises_entropy(model_dir, stale):
     entropies = [core.step(flat)["train/entropy"] for _ in range(4)]
     assert entropies == sorted(entropies)
     assert entropies[-1] > entropies[0] + 0.01
+
+
+@pytest.mark.parametrize("kind", ["kimi_k15", "kimi_k2", "dro", "topr", "gspo"])
+@pytest.mark.parametrize(
+    "staleness",
+    [
+        {"veto": 1e-3},
+        {"band": "geometric", "band_low": 0.3, "band_high": 3.0},
+        {"band": "k2", "band_low": 0.0, "band_high": 3.0},
+        {"correct": "mis"},
+    ],
+    ids=["veto", "geometric", "k2", "mis"],
+)
+def test_step_with_logprobs_that_cannot_be_is_one_without_their_tokens(kind: str, staleness: dict, model_dir, stale):
+    """A log-prob is recorded that lies 3e38 from the policy's: the step is finite, and moves the weights."""
+    for least in (3e38, -3e38, -1e5):
+        logprobs = stale.rows[0].logprobs.copy()
+        logprobs[np.flatnonzero(stale.rows[0].loss_mask)[0]] = least
+        odd = msgspec.structs.replace(
+            stale, rows=(msgspec.structs.replace(stale.rows[0], logprobs=logprobs), *stale.rows[1:])
+        )
+        core = TorchLearner(_config(model_dir(), {"objective": {"kind": kind, **OF_KIND.get(kind, {})}}, staleness))
+        report = core.step(odd)
+        assert least < 0 or report["train/rejected_fraction"] > 0
+        assert 0 < report["train/grad_norm"] < np.inf
+        assert all(torch.isfinite(parameter).all() for parameter in core.model.parameters())

@@ -407,3 +407,30 @@ def test_environment_that_raises_to_end_its_process_or_task_costs_its_episode(ra
     run = anyio.run(main, backend="asyncio")
     assert isinstance(run.error, FailureBudgetError)
     assert f"ended by {type(raised).__name__}" in str(run.error)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.2])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_environment_that_never_answers_costs_its_episode_also_without_a_deadline(
+    ahead: int, probability: float
+) -> None:
+    limits = Limits(episode_s=1e9, watchdog_s=100.0, failure_fraction=0.6)
+    plan = flow(steps=10, ahead=ahead, window=2, size=3, limits=limits)
+    hangs = Fault(stage="env", kind="hang", probability=probability)
+    run = simulate(plan, World(lengths=TAIL, faults=(hangs,), eval_rows=3), limit_s=20_000)
+    assert run.error is None
+    assert len(run.learner.steps) == 10
+    lost = [message for _, message in run.sink.events if "the environment had not answered" in message]
+    assert lost
+    assert "limits.watchdog_s = 100" in lost[0]
+
+
+def test_environment_that_answers_late_is_left_in_peace_while_others_move() -> None:
+    """One episode takes twice the watchdog's patience."""
+    limits = Limits(episode_s=1e9, watchdog_s=100.0)
+    late = Fault(stage="env", kind="slow", delay_s=200.0, calls=(2,))
+    plan = flow(steps=40, ahead=2, window=4, size=2, limits=limits)
+    run = simulate(plan, World(lengths=Fixed(200), step_s=Fixed(60.0), faults=(late,)), limit_s=20_000)
+    assert run.error is None
+    assert sum(run.counts[outcome] for outcome in ("failed", "stale")) == 0
+    assert not [message for _, message in run.sink.events if "had not answered" in message]

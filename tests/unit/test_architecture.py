@@ -26,7 +26,7 @@ LAYERS = [[name.strip() for name in layer.split("|")] for layer in CONTRACTS["la
 CORE = [name.removeprefix("corrente.") for name in CONTRACTS["core"]["source_modules"]]
 TRACKERS = ("tensorboard_sink", "trackio_sink", "wandb_sink")
 CONTROL = ("controller", "common/waiting", "buffer", "staleness", "inflight")
-STAGES = tuple(name for layer in LAYERS[3:5] for name in layer)
+STAGES = tuple(name for layer in LAYERS if {"engine", "score"} & set(layer) for name in layer)
 """Folders of the stages and axes below the controller."""
 DOTTED = re.compile(r"corrente\.(\w+)(\.\w+)*(:\w+)?")
 WALL_CLOCK_AND_THREADS = {"time", "datetime", "threading", "concurrent", "multiprocessing", "sched", "anyio.to_thread"}

@@ -58,11 +58,10 @@ def test_learner_has_the_last_gpu_and_engines_take_turns_at_the_others(
 
 def test_cores_are_built_where_the_config_says(gpus: Any, monkeypatch: pytest.MonkeyPatch):
     given: dict[str, Any] = {}
-    monkeypatch.setattr(
-        cores,
-        "load_object",
-        lambda path: lambda *_, **settings: given.update({path.rpartition(":")[2]: settings["device"]}),
-    )
+    for module, name in (("corrente.engine.embedded.core", "EmbeddedCore"), ("corrente.learner.core", "TorchLearner")):
+        monkeypatch.setattr(
+            f"{module}.{name}", lambda *_, name=name, **settings: given.update({name: settings["device"]})
+        )
     gpus(3)
     for wanted, expected in (("auto", ("cuda:1", "cuda:2")), ("cuda", ("cuda:1", "cuda:2")), ("cpu", ("cpu", "cpu"))):
         config = c.RunConfig(model=c.Model(path="somewhere", device=wanted))  # pyright: ignore

@@ -20,12 +20,12 @@ PUBLIC = {
     "entrypoints.assemble": "build_buffer build_inflight derive_plan eval_sampling open_parts",
     "entrypoints.train": "run_training train",
     "entrypoints.train_result": "TrainResult train_result",
-    "entrypoints.evaluate": "evaluate evaluate_target run_evaluation",
+    "entrypoints.evaluate": "config_beside_run evaluate evaluate_target run_evaluation",
     "entrypoints.eval_target": "EvalTarget add_to_record config_of_checkpoint config_of_model find_target hold_servers",
     "entrypoints.inputs": "RunInputs recorded_config",
     "entrypoints.blocking": "run_blocking",
     "controller.run_state": "RunState",
-    "entrypoints.export": "card push stage upload",
+    "entrypoints.export": "model_card push_run upload_folder write_upload",
     "config": "AdvantageSection Alarm Algo Arithmetic ArithmeticSource Barrier BnpoObjective Cancel Chat Checkpoint "
     "CispoObjective ClippedObjective Collective CudaIpc DapoObjective Dataset Disk Distill Double DppoKlObjective "
     "DppoTvObjective Drain DrGrpoObjective DroObjective Embedded Environments EnvRules Eval Filter Full "

@@ -326,3 +326,59 @@ def test_environment_that_cannot_be_played_is_refused_by_key(env: Any, given: di
     config = RunConfig(env=env, engine=msgspec.structs.replace(RunConfig().engine, max_context=99))
     with pytest.raises(ConfigError, match=message):
         checks.check_env_settings(config, **given)
+
+
+# ---- described at the start --------------------------------------------------------------------------------------------------
+
+
+def _vague(n: int, **more: Any) -> int:
+    """Count.
+
+    Args:
+        n: How far.
+    """
+    return n
+
+
+def _untyped(n) -> int:  # type: ignore[no-untyped-def]
+    """Count.
+
+    Args:
+        n: How far.
+    """
+    return n
+
+
+def _silent(n: int) -> int:
+    return n
+
+
+class _Game:
+    """Of TRL's shape, with a method that is no tool anybody could describe."""
+
+    def reset(self, **columns: Any) -> None: ...
+
+    def move(self, where) -> str:  # type: ignore[no-untyped-def]
+        """Move.
+
+        Args:
+            where: Where to.
+        """
+        return where
+
+
+@pytest.mark.parametrize("objects", [{"tools": [f]} for f in (_vague, _untyped, _silent, print)]
+                         + [{"environment_factory": _Game}, {"environment_factory": {"a": _Game}}])  # fmt: skip
+@pytest.mark.parametrize("config", [RunConfig(), RunConfig(env=Environments()), RunConfig(env=Tools())])
+def test_tool_that_cannot_be_described_is_refused_at_the_start(objects: dict[str, Any], config: RunConfig):
+    if "tools" in objects and isinstance(config.env, Environments):
+        objects = {**objects, "environment_factory": lambda: None}
+    with pytest.raises(ConfigError, match=r"env\.functions: the tool '\w+' cannot be described"):
+        checks.check_env_settings(config, **objects)
+
+
+def test_tool_that_a_config_names_is_described_at_the_start(tmp_path: Path):
+    (tmp_path / "tools.py").write_text("def a(n, **more):\n    '''Say.'''\n    return n\n")
+    config = RunConfig(env=Tools(functions=(f"{tmp_path}/tools.py:a",)))
+    with pytest.raises(ConfigError, match="'a' cannot be described"):
+        checks.check_env_settings(config)

@@ -453,9 +453,8 @@ def test_argument_that_a_parser_fills_in_was_not_asked_for():
     assert isinstance(resolved(again).engine, Vllm)
 
 
-def test_evaluation_on_a_stream_needs_a_number_of_prompts():
-    with pytest.raises(ConfigError, match=r"eval_dataset: .*eval\.prompts"):
-        resolved(AsyncGRPOConfig(), evaluates=True)
+def test_evaluation_on_a_stream_takes_all_of_it_unless_a_number_is_given():
+    assert resolved(AsyncGRPOConfig(), evaluates=True).eval.prompts >= 1_000_000
     assert resolved(AsyncGRPOConfig(corrente={"eval.prompts": 5}), evaluates=True).eval.prompts == 5
     assert resolved(AsyncGRPOConfig(), evaluates=True, eval_rows=7).eval.prompts == 7
 

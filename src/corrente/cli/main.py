@@ -3,7 +3,7 @@
     0    the run took all its steps, ran out of data, or was stopped cleanly by Ctrl-C (a checkpoint was written)
     1    the run could not go on, or a download failed; the message says why
     2    a setting is wrong; nothing was loaded and nothing written
-    130  stopped at once by a second Ctrl-C
+    130  stopped at once by a second Ctrl-C; what was kept, and how to go on, is said
 
 Help, --dry-run and a wrong setting answer without importing torch: what is heavy is imported by the command that needs it.
 """

@@ -57,7 +57,7 @@ class Evaluator:
         self._journal = state.journal
         self._budget = FailureBudget(fraction=1.0, window=1)
         env = parts.eval_env or parts.env
-        self._player = Player(parts, env, gate=gate, waits=state.journal.waits, budget=self._budget)
+        self.player = Player(parts, env, gate=gate, waits=state.journal.waits, budget=self._budget)
         self._at_once = anyio.CapacityLimiter(plan.eval.at_once or plan.prompts_per_step * plan.group_size)
         self._scope = anyio.CancelScope()
         self.running = -1
@@ -133,7 +133,7 @@ class Evaluator:
         async def sample(index: int) -> None:
             async with self._at_once:
                 seed = episode_seed(self._seed, f"eval/{prompt.id}", index)
-                episodes[index] = await self._player.episode(
+                episodes[index] = await self.player.episode(
                     prompt, group=-1, index=index, seed=seed, key=key, releases=releases, tasks=tasks
                 )
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -99,7 +100,9 @@ class Pipeline:
         """All stages side by side, until the last step is taken, the data ends or ``stop`` is set."""
         ended, checkpoint = "", None
         async with anyio.create_task_group() as watching:
-            watching.start_soon(watch, self.journal, self.parts)
+            watching.start_soon(
+                partial(watch, self.journal, self.parts, players=(self._player, self._evaluator.player))
+            )
             watching.start_soon(self._watch_stop)
             self.state.version = (await self._publisher.publish(self.state.learner_version)).version
             ended = await self._flow()

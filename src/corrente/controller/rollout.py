@@ -28,6 +28,7 @@ from corrente.errors import (
     LedgerError,
     PipelineError,
     RewardError,
+    error_text,
     root_cause,
 )
 from corrente.score.base import Scorer
@@ -59,6 +60,15 @@ class Player:
         self._waits = waits
         self._budget = budget
         self._deadline_s = parts.plan.limits.episode_s
+        self._playing: list[_Playing] = []
+
+    def end_idle_episodes(self, reason: str) -> int:
+        """End the episodes that wait for their environment, not for the engine, with ``reason``; returns their number."""
+        idle = [playing for playing in self._playing if not playing.partial.waits and not playing.reason]
+        for playing in idle:
+            playing.reason = reason
+            playing.scope.cancel()
+        return len(idle)
 
     async def group(self, ticket: int, admission: Admission, *, seed: int, releases: AsyncExitStack) -> Group:
         """Play the episodes of ``admission``, all at once. The group has all of them, failed ones included, in order.
@@ -103,8 +113,10 @@ class Player:
         played: PlayedEpisode | None = None
         failure: BaseException = DeadlineError(f"no result within limits.episode_s = {self._deadline_s} s")
         clock = anyio.CancelScope()
+        playing = _Playing(partial)
+        self._playing.append(playing)
         try:
-            with anyio.CancelScope() as scope:
+            with playing.scope as scope:
                 tasks.start_soon(self._keep_deadline, clock, partial, scope)
                 with guard_user_code():
                     found = await self._env.play(
@@ -121,6 +133,9 @@ class Player:
             failure = _episode_failure(error)
         finally:
             clock.cancel()
+            self._playing.remove(playing)
+        if playing.reason and isinstance(failure, DeadlineError):
+            failure = DeadlineError(playing.reason)
         if played is not None:
             self._budget.attempt(ENGINE)
             self._budget.attempt(ENVIRONMENT)
@@ -130,7 +145,7 @@ class Player:
         return self._failed(blank, failure, boundary=ENGINE if engine else ENVIRONMENT, late=late)
 
     def _failed(self, episode: Episode, failure: BaseException, *, boundary: str, late: bool) -> Episode:
-        text = f"{type(failure).__name__}: {failure}"
+        text = error_text(failure)
         self._budget.attempt(boundary, text)
         return msgspec.structs.replace(episode, status="timeout" if late else "failed", error=f"{boundary}: {text}")
 
@@ -153,9 +168,7 @@ class Player:
                 await release()
         except Exception as error:
             failure = _episode_failure(error)
-            self._budget.warn_once(
-                "release", f"an environment could not be released: {type(failure).__name__}: {failure}"
-            )
+            self._budget.warn_once("release", f"an environment could not be released: {error_text(failure)}")
 
     def _metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """The metrics of an environment that are numbers; the others cost a warning."""
@@ -184,9 +197,16 @@ class Player:
                     failure = _episode_failure(error)
                     if isinstance(failure, GenerationError):
                         raise failure from error
-                    raise GenerationError(f"{type(failure).__name__}: {failure}") from error
+                    raise GenerationError(error_text(failure)) from error
         await anyio.lowlevel.checkpoint()
         return entry.completion
+
+
+class _Playing:
+    """An episode while it is played. ``reason``: why it was ended; empty: it was not."""
+
+    def __init__(self, partial: PartialRollout) -> None:
+        self.partial, self.scope, self.reason = partial, anyio.CancelScope(), ""
 
 
 class _QueueCheck:
@@ -283,7 +303,7 @@ async def score_group(scorer: Scorer, group: Group, budget: FailureBudget) -> Gr
             raise RewardError(f"the scorer returned {len(after.episodes)} episodes for {len(group.episodes)}")
     except Exception as error:
         failure = _episode_failure(error)
-        text = f"{type(failure).__name__}: {failure}"
+        text = error_text(failure)
         lost = tuple(msgspec.structs.replace(e, status="failed", error=text) for e in group.episodes)
         after = msgspec.structs.replace(group, episodes=lost)
     for episode in after.episodes:

@@ -151,8 +151,10 @@ def _text(config: RunConfig, inputs: RunInputs) -> _Text:
 
     tokenizer = Tokenizer(Path(config.model.path), trust_remote_code=config.model.trust_remote_code)
     chat = ChatTemplate(tokenizer, config.chat)
-    prompts = build_prompts(config, tokenizer.encode, chat=chat, passed_dataset=inputs.train_dataset)
-    eval_prompts = build_eval_prompts(config, tokenizer.encode, chat=chat, passed_dataset=inputs.eval_dataset)
+    environments, opens = inputs.environment_names, inputs.environment_opens(config)
+    how: dict[str, Any] = {"chat": chat, "environments": environments, "opens": opens}
+    prompts = build_prompts(config, tokenizer.encode, passed_dataset=inputs.train_dataset, **how)
+    eval_prompts = build_eval_prompts(config, tokenizer.encode, passed_dataset=inputs.eval_dataset, **how)
     if inputs.train_dataset is not None or isinstance(config.prompts, c.Dataset):
         check_loaded_prompts(config, prompts.find_prompts(["0/0"])[0], inputs.reward_functions)
     return _Text(tokenizer=tokenizer, chat=chat, prompts=prompts, eval_prompts=eval_prompts)

@@ -45,6 +45,7 @@ from corrente.models.limits import context_tokens, position_limit, vocabulary_si
 from corrente.observe import trackers
 from corrente.prompts import arithmetic, dataset, jsonl, reasoning_gym, rows
 from corrente.prompts import chat as chat_template
+from corrente.prompts.base import ENVIRONMENT_COLUMN
 from corrente.prompts.build import source_name
 from corrente.prompts.mixture import COLUMN
 from corrente.score import checks as score_checks
@@ -263,7 +264,7 @@ def _prompts(config: RunConfig, inputs: RunInputs) -> None:
     _named("eval.sources", config.eval.sources, needs)
     if inputs.train_dataset is not None:
         for dataset_rows in (inputs.train_dataset, inputs.eval_dataset):
-            _check_passed_rows(dataset_rows, needs, column=getattr(config.prompts, "column", "prompt"))
+            _check_passed_rows(dataset_rows, needs, inputs, config)
         return
     if not isinstance(config.prompts, Mixture):
         _source(config.prompts, needs, where="prompts")
@@ -333,26 +334,41 @@ def _source(
             _columns(needs, added | reasoning_gym.COLUMNS, f'{where}.kind = "reasoning_gym"')
 
 
-def _check_passed_rows(dataset_rows: Any, needs: score_checks.Needs, *, column: str) -> None:
+def _check_passed_rows(dataset_rows: Any, needs: score_checks.Needs, inputs: RunInputs, config: RunConfig) -> None:
     """Check the columns of a dataset that a program passed, as far as it names them."""
     if isinstance(dataset_rows, Mapping):
         for part in dataset_rows.values():
-            _check_passed_rows(part, needs, column=column)
+            _check_passed_rows(part, needs, inputs, config)
         return
+    if dataset_rows is None:
+        return
+    name, column = "the dataset that was given", getattr(config.prompts, "column", "prompt")
+    opens, environments = inputs.environment_opens(config), inputs.environment_names
     if isinstance(dataset_rows, list):
         for number, row in enumerate(dataset_rows):
-            rows.prompt_of_row(row, number, column=column, name="the dataset that was given")
+            if not (opens and isinstance(row, Mapping) and row.get(column) is None):
+                rows.prompt_of_row(row, number, column=column, name=name)
         common = (
             frozenset.intersection(*(frozenset(map(str, row)) for row in dataset_rows)) if dataset_rows else frozenset()
         )
-        _columns(needs, common, "the dataset that was given")
-    elif columns := getattr(dataset_rows, "column_names", None):
-        if column not in columns:
+        _columns(needs, common, name)
+    elif columns := _column_names(dataset_rows):
+        if column not in columns and not opens:
             has = ", ".join(map(repr, columns))
-            raise ConfigError(
-                f"prompts.column = {column!r}: the dataset that was given has no such column (it has {has})"
-            )
-        _columns(needs, frozenset(map(str, columns)), "the dataset that was given")
+            raise ConfigError(f"prompts.column = {column!r}: {name} has no such column (it has {has})")
+        _columns(needs, frozenset(map(str, columns)), name)
+    if environments is not None and not isinstance(
+        table := dataset.wrap_dataset(dataset_rows, name=name), dataset.RowStream
+    ):
+        for row, value in enumerate(rows.column_values(table, ENVIRONMENT_COLUMN)):
+            rows.check_environment(value, row, name=name, environments=environments)
+
+
+def _column_names(dataset_rows: Any) -> list[str]:
+    """The names of a dataset's columns; none where it does not say."""
+    if hasattr(dataset_rows, "iloc") and hasattr(dataset_rows, "columns"):
+        return list(map(str, dataset_rows.columns))
+    return list(getattr(dataset_rows, "column_names", None) or ())
 
 
 def _columns(needs: score_checks.Needs, columns: frozenset[str], source: str) -> None:

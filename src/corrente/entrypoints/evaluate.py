@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ async def _evaluate(parts: Parts, *, step: int, version: int) -> Evaluation:
     evaluation: Evaluation | None = None
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch, state.journal, parts)
+            tasks.start_soon(partial(watch, state.journal, parts, players=(evaluator.player,)))
             await publisher.publish(version)
             evaluation = await evaluator.run(step=step, version=version)
             tasks.cancel_scope.cancel()

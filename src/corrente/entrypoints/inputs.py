@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from corrente.config import RunConfig
+from corrente.config.env import Environments
 from corrente.env.base import Env
 from corrente.prompts.build import prompts_section
 
@@ -37,6 +38,15 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def env_objects(self) -> dict[str, Any]:
         """The objects that decide how prompts are played, as keyword arguments of the env stage."""
         return {"tools": self.tools, "environment_factory": self.environment_factory, "env": self.env}
+
+    @property
+    def environment_names(self) -> frozenset[str] | None:
+        """The names that rows choose their environment by; None where there are not several."""
+        return frozenset(self.environment_factory) if isinstance(self.environment_factory, Mapping) else None
+
+    def environment_opens(self, config: RunConfig) -> bool:
+        """True if an environment brings the first messages, so that a row may be without a prompt."""
+        return self.environment_factory is not None or isinstance(config.env, Environments)
 
 
 NO_INPUTS = RunInputs()

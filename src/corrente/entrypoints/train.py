@@ -6,8 +6,10 @@ run_training(config)    the run alone, in a folder that exists, with the caller'
 
 from __future__ import annotations
 
-import signal
+import shutil
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +17,6 @@ import anyio
 from rich.console import Console
 
 from corrente.common import rng
-from corrente.common.child_process import STOPS
 from corrente.config import Procs, RunConfig, Window
 from corrente.controller import checkpoint_folder, pipeline
 from corrente.controller.parts import RunResult
@@ -26,8 +27,9 @@ from corrente.entrypoints.blocking import run_blocking
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs, recorded_config
 from corrente.entrypoints.run_folder import LOGS, run_folder_path
+from corrente.entrypoints.stop_signals import receive_stop_signals, stop_on_signals
 from corrente.entrypoints.train_result import TrainResult, train_result
-from corrente.errors import CheckpointError, Interrupted, root_cause
+from corrente.errors import CheckpointError, ConfigError, root_cause
 from corrente.models import cache as model_cache
 from corrente.observe.base import Sink
 from corrente.observe.console import ConsoleSink
@@ -94,8 +96,13 @@ def _run_in_folder(
         )
     except BaseException as error:
         Fanout(sinks).close()
-        if checkpoint_folder.complete(folder / CHECKPOINTS) and not isinstance(error, CheckpointError):
-            error.add_note(f"to go on from the newest checkpoint: {run_folder.resume_command(folder)}")
+        newest = checkpoint_folder.latest(folder / CHECKPOINTS)
+        if newest is not None and not isinstance(error, CheckpointError):
+            error.add_note(f"kept up to {newest}; to go on from there: {run_folder.resume_command(folder)}")
+        elif isinstance(error, ConfigError) and not resume:
+            shutil.rmtree(folder, ignore_errors=True)  # nothing was trained: nothing is left
+        elif newest is None:
+            error.add_note(f"there is no checkpoint to go on from; what was recorded is in {folder}")
         raise
 
 
@@ -116,9 +123,9 @@ async def run_training(
     """Run ``config`` to its end in its run folder. ``resume``: go on from the newest complete checkpoint there.
 
     ``inputs`` replace what the config names. Once ``stop`` is set the run ends at the next version, with a checkpoint.
-    With ``signals``, the first SIGINT, SIGTERM or SIGHUP stops the run at the next version, with a checkpoint; the second, or one
-    before everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the model's files
-    could tell.
+    With ``signals``, the first SIGINT, SIGTERM or SIGHUP stops the run at the next version, with a checkpoint; the next after two
+    seconds, or one before everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the
+    model's files could tell.
     """
     from corrente.adapters.checks import cautions
 
@@ -130,9 +137,12 @@ async def run_training(
     stop, started = stop or anyio.Event(), anyio.Event()
     result: RunResult | None = None
     try:
-        async with anyio.create_task_group() as tasks:
-            if signals:
-                tasks.start_soon(_stop_on_signals, started, stop, Fanout(sinks))
+        async with AsyncExitStack() as stack:
+            received = stack.enter_context(receive_stop_signals()) if signals else None
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            if received is not None:
+                watch = partial(stop_on_signals, received, started=started, stop=stop, sink=Fanout(sinks))
+                tasks.start_soon(watch)
             for caution in cautions(config):
                 Fanout(sinks).log_event("warning", caution)
             async with open_parts(
@@ -154,17 +164,3 @@ async def run_training(
         raise root_cause(group) from group
     assert result is not None
     return result
-
-
-async def _stop_on_signals(started: anyio.Event, stop: anyio.Event, sink: Sink) -> None:
-    outlives_the_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup has it
-    with anyio.open_signal_receiver(*(STOPS - {signal.SIGHUP} if outlives_the_terminal else STOPS)) as signals:
-        async for _ in signals:
-            if not started.is_set():
-                raise Interrupted("asked to stop before everything had started")
-            if stop.is_set():
-                raise Interrupted("asked twice to stop")
-            sink.log_event(
-                "info", "stopping at the next version, with a checkpoint; once more to stop at once, without"
-            )
-            stop.set()

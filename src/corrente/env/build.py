@@ -25,7 +25,7 @@ from corrente.env.instance import EnvInstance
 from corrente.env.pool import InstancePool
 from corrente.env.single import SingleTurnEnv
 from corrente.env.tools import Offload, call_function, tool_schema, with_deadline
-from corrente.errors import ConfigError
+from corrente.errors import ConfigError, PipelineError, described, root_cause
 from corrente.models.limits import context_tokens
 from corrente.prompts.base import ChatEncoder, Tool
 
@@ -94,6 +94,16 @@ def _renders_tools(chat: ChatEncoder, tools: Sequence[Tool]) -> bool:
     return chat.render(asked, tools=tools) != chat.render(asked, tools=())
 
 
+async def _first_instance(pool: InstancePool) -> EnvInstance:
+    """An instance of the pool. ConfigError, with the reason, where none can be made."""
+    try:
+        return await pool.acquire()
+    except (ConfigError, PipelineError):
+        raise
+    except Exception as error:  # of the user's code
+        raise ConfigError(f"env.factory: no environment can be made: {described(root_cause(error))}") from error
+
+
 class _SetupBuilder:
     """Makes one EnvSetup per environment, and closes their pools at the end."""
 
@@ -120,7 +130,7 @@ class _SetupBuilder:
                 partial(self._make_instance, factory, functions), limit=limit, log_event=self._log_event
             )
             self._pools.append(pool)
-            probe = await pool.acquire()
+            probe = await _first_instance(pool)
             pool.end_episode(probe)
             await pool.release(probe)
             schemas = tuple(tool_schema(function) for function in probe.functions)

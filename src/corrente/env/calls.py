@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from corrente.common.plain_data import plain_data, plain_text, safe_text
 from corrente.errors import ConfigError
 
 PYTHON_TAG = "<|python_tag|>"
@@ -89,12 +90,11 @@ def native_parser(parse_response: Callable[[str, str], Mapping[str, Any]]) -> Tu
     def parse(text: str, *, before: str = "") -> ParsedTurn:
         try:
             message = parse_response(text, before)
-        except ValueError as error:
+            calls = tuple(_call_from_value(call) for call in message.get("tool_calls") or ())
+            content = plain_text(str(message.get("content") or ""))
+        except Exception as error:  # a response template is a program, and its input is whatever a model writes
             return ParsedTurn(content=text, calls=(ToolCall(error=_first_line(error)),))
-        calls = message.get("tool_calls") or ()
-        return ParsedTurn(
-            content=str(message.get("content") or ""), calls=tuple(_call_from_value(call) for call in calls)
-        )
+        return ParsedTurn(content=content, calls=calls)
 
     return parse
 
@@ -169,7 +169,7 @@ def _call_from_match(groups: Mapping[str, str | None]) -> ToolCall:
 def _call_from_json(text: str) -> ToolCall:
     try:
         return _call_from_value(json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return ToolCall(error=f"this is not JSON: {_first_line(error)}")
 
 
@@ -179,7 +179,7 @@ def _calls_from_objects(text: str) -> Iterator[ToolCall]:
     while at < len(text):
         try:
             value, end = decoder.raw_decode(text, at)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             yield ToolCall(error=f"this is not JSON: {_first_line(error)}")
             return
         yield _call_from_value(value)
@@ -192,19 +192,23 @@ def _call_from_value(value: Any) -> ToolCall:
         value = value["function"]
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str) or not value["name"]:
         return ToolCall(error='a call must be an object with "name" and "arguments"')
-    name = str(value["name"])
+    name = plain_text(value["name"])
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return ToolCall(name=name, error=f"the arguments are not JSON: {_first_line(error)}")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping):
         return ToolCall(name=name, error="the arguments must be an object")
-    return ToolCall(name=name, arguments={str(key): item for key, item in arguments.items()})
+    try:
+        plain = plain_data(arguments)
+    except Exception as error:
+        return ToolCall(name=name, error=f"the arguments are no JSON: {_first_line(error)}")
+    return ToolCall(name=name, arguments={str(key): item for key, item in plain.items()})
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return (safe_text(error).splitlines() or [""])[0] or type(error).__name__

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
+from corrente.data.messages import content_text
 from corrente.data.types import Completion, Tokens
 from corrente.env.calls import ParsedTurn, TurnParser, choose_parser, parse_plain_text
 from corrente.errors import ConfigError, RolloutError
@@ -122,7 +123,7 @@ class ChatRenderer:
         messages = _without_tool_role(messages)
         text = TOOLS_DESCRIPTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in self._tools))
         if messages and messages[0].get("role") == "system":
-            first = {**messages[0], "content": f"{messages[0].get('content', '')}\n\n{text}"}
+            first = {**messages[0], "content": f"{content_text(messages[0].get('content'))}\n\n{text}"}
             return [first, *messages[1:]]
         return [{"role": "system", "content": text}, *messages]
 
@@ -150,7 +151,7 @@ def _without_tool_role(messages: Sequence[Message]) -> list[Message]:
             out.append({key: value for key, value in message.items() if key != "tool_calls"})
             answering = False
             continue
-        text = TOOL_RESPONSE.format(content=message.get("content", ""))
+        text = TOOL_RESPONSE.format(content=content_text(message.get("content")))
         before = f"{out.pop()['content']}\n" if answering else ""
         out.append({"role": "user", "content": before + text})
         answering = True

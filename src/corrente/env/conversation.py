@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ import msgspec
 import numpy as np
 
 from corrente.config.env import EnvRules
+from corrente.data.messages import content_text
 from corrente.data.types import Completion, Prompt, Request, Sampling, StepScore, Tokens, Turn
 from corrente.env.base import Generate, PlayedEpisode
 from corrente.env.chat_renderer import ChatRenderer
@@ -31,10 +33,7 @@ from corrente.env.environment import Observation
 from corrente.env.instance import EnvInstance
 from corrente.env.pool import InstancePool
 from corrente.errors import GenerationError, RolloutError
-from corrente.prompts.base import Message
-
-ENVIRONMENT_COLUMN = "environment"
-"""Column of a prompt that names its environment, where there are several."""
+from corrente.prompts.base import ENVIRONMENT_COLUMN, NO_PROMPT, Message
 
 
 class EnvSetup(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -231,7 +230,7 @@ class _EpisodeRun:
             earned = outcome + (earned or 0.0)
         judged = {**self._earned, **self._given, **({} if nothing is None else self._dialogues)}
         agents = {a: self._earned.get(a, 0.0) + self._given.get(a, 0.0) for a in judged}
-        numbers = {name: float(value) for name, value in self._info.items() if isinstance(value, int | float)}
+        numbers = {name: float(value) for name, value in self._info.items() if _is_number(value)}
         first = next(iter(self._dialogues.values()), None)
         return PlayedEpisode(
             turns=tuple(self._turns),
@@ -251,14 +250,20 @@ class _EpisodeRun:
         )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
+
+
 def _opening_messages(prompt: Prompt, messages: tuple[dict[str, Any], ...], *, extends: bool) -> list[Message]:
     """Messages that the first agent reads: the prompt (plain text as a user message), then the environment's first messages."""
     asked: list[Message] = [dict(message) for message in prompt.messages]
     if not asked and (prompt.text or not messages):
         asked = [{"role": "user", "content": prompt.text}]
+    if messages and not extends and asked == list(NO_PROMPT):
+        asked = []
     if not (extends and asked and messages):
         return [*asked, *messages]
-    last = {**asked[-1], "content": f"{asked[-1].get('content', '')}{messages[0]['content']}"}
+    last = {**asked[-1], "content": f"{content_text(asked[-1].get('content'))}{content_text(messages[0]['content'])}"}
     return [*asked[:-1], last, *messages[1:]]
 
 

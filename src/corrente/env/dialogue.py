@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from corrente.data.messages import content_text
 from corrente.data.types import Completion, Tokens, Turn
 from corrente.env.calls import ToolCall
 from corrente.env.chat_renderer import ChatRenderer
@@ -56,7 +57,7 @@ class Dialogue:
     ) -> None:
         self._renderer, self._turns, self._speaker, self._history = renderer, turns, speaker, history
         open_ended = bool(opening) and opening[-1].get("role") == "assistant"
-        self._begun = str(opening[-1].get("content") or "") if open_ended else ""
+        self._begun = content_text(opening[-1].get("content")) if open_ended else ""
         """Text of the opening that begins the first turn."""
         self._raw: list[Message] = list(opening[:-1] if open_ended else opening)
         """The messages, with sampled text as it was sampled."""

@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from corrente.common.serialization import to_plain
+from corrente.common.plain_data import json_plain, plain_text
 from corrente.env.base import finite_reward
 from corrente.env.calls import ToolCall
 from corrente.env.environment import Observation
@@ -79,7 +79,9 @@ class EnvInstance:
             return _checked_observation(await self._call_method("reset", task=task, seed=seed), f"{self.name}.reset")
         answer = await self._call_method("reset", **{str(name): value for name, value in task.items()})
         return (
-            Observation() if answer is None else Observation(messages=({"role": "user", "content": to_plain(answer)},))
+            Observation()
+            if answer is None
+            else Observation(messages=({"role": "user", "content": json_plain(answer)},))
         )
 
     async def step(self, message: Mapping[str, Any]) -> Observation:
@@ -126,7 +128,7 @@ class EnvInstance:
             call = call_function(self.exposed.close, {}, offload=self._offload)
             await with_deadline(CLOSE_S, call, f"{self.name}.close: not done within {CLOSE_S:g} s")
 
-    async def _call_method(self, method: str, **arguments: Any) -> Any:
+    async def _call_method(self, method: str, /, **arguments: Any) -> Any:
         call = call_function(getattr(self.exposed, method), arguments, offload=self._offload)
         return await with_deadline(
             self._deadline_s, call, f"{self.name}.{method}: no answer within {self._deadline_text}"
@@ -157,7 +159,12 @@ def tool_methods(environment: Any) -> tuple[Callable[..., Any], ...]:
     if environment is None or implements_environment(environment):
         return ()
     names = [name for name, member in inspect.getmembers(type(environment), predicate=inspect.isfunction)]
-    return tuple(getattr(environment, name) for name in names if not name.startswith("_") and name not in NOT_TOOLS)
+    return tuple(getattr(environment, name) for name in names if is_tool_name(name))
+
+
+def is_tool_name(name: str) -> bool:
+    """True if a method of that name is a tool, in an environment of TRL's shape."""
+    return not name.startswith("_") and name not in NOT_TOOLS
 
 
 def _checked_observation(value: Any, name: str) -> Observation:
@@ -168,8 +175,10 @@ def _checked_observation(value: Any, name: str) -> Observation:
         raise RolloutError(f"{name} gave messages {value.messages!r}; each must have a role and a content")
     return msgspec.structs.replace(
         value,
-        messages=tuple({str(key): to_plain(item) for key, item in message.items()} for message in value.messages),
+        messages=tuple(
+            {plain_text(str(key)): json_plain(item) for key, item in message.items()} for message in value.messages
+        ),
         reward=None if value.reward is None else finite_reward(value.reward, name),
         rewards={str(agent): finite_reward(reward, name) for agent, reward in value.rewards.items()},
-        info={str(key): to_plain(item) for key, item in value.info.items()},
+        info={plain_text(str(key)): json_plain(item) for key, item in value.info.items()},
     )

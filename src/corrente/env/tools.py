@@ -15,9 +15,10 @@ from typing import Any
 
 import anyio
 
+from corrente.common.plain_data import plain_text
 from corrente.common.threads import guard_user_code
 from corrente.env.calls import ToolCall
-from corrente.errors import ConfigError, RolloutError, root_cause
+from corrente.errors import ConfigError, RolloutError, error_text, root_cause
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 Function = Callable[..., Any]
@@ -76,7 +77,7 @@ class Toolbox:
                 return result_text(await call_function(function, call.arguments, offload=self._offload)), ""
         except Exception as error:  # a tool is anybody's code, and its failure is what the policy has to deal with
             cause = root_cause(error)
-            return _error_text(f"{type(cause).__name__}: {cause}"), "raised"
+            return _error_text(error_text(cause)), "raised"
         return _error_text(f"no answer within {self._deadline_s:g} s"), "late"
 
 
@@ -111,11 +112,11 @@ def tool_schema(function: Function) -> dict[str, Any]:
 
 def result_text(value: Any) -> str:
     """Convert a tool's result to the text that the policy reads."""
-    return value if isinstance(value, str) else str(value)
+    return plain_text(value if isinstance(value, str) else str(value))
 
 
 def _error_text(message: str) -> str:
-    return str({"error": message})
+    return plain_text(str({"error": message}))
 
 
 async def with_deadline(deadline_s: float, call: Awaitable[Any], message: str) -> Any:

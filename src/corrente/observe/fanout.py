@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from corrente.common.plain_data import plain_text, to_plain
 from corrente.observe.base import Sink
 
 
@@ -22,10 +23,12 @@ class Fanout:
         self._call_each(lambda sink: sink.log_span(track, name, start_s, stop_s, attrs))
 
     def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
-        self._call_each(lambda sink: sink.log_sample(step, sample))
+        values = {plain_text(str(name)): to_plain(value) for name, value in sample.items()}
+        self._call_each(lambda sink: sink.log_sample(step, values))
 
     def log_event(self, level: str, message: str) -> None:
-        self._call_each(lambda sink: sink.log_event(level, message))
+        text = plain_text(message)
+        self._call_each(lambda sink: sink.log_event(level, text))
 
     def close(self) -> None:
         self._call_each(lambda sink: sink.close())

@@ -19,6 +19,8 @@ from typing import Any, TextIO
 
 import msgspec
 
+from corrente.common.plain_data import json_plain
+
 MICRO = 1e6
 PROCESS = 1
 
@@ -69,7 +71,7 @@ class JsonlSink:
 
     def _write_line(self, name: str, record: Mapping[str, Any], *, end: str = "\n") -> None:
         file = self._files.get(name) or self._open_file(name)
-        file.write(msgspec.json.encode(record, enc_hook=_to_plain).decode() + end)
+        file.write(_encode_line(record) + end)
         file.flush()
 
     def _open_file(self, name: str) -> TextIO:
@@ -173,7 +175,7 @@ def _keep_lines(path: Path, stays: Callable[[dict[str, Any]], bool], *, head: st
         file.write(head)
         for record in read_lines(path):
             if stays(record):
-                file.write(msgspec.json.encode(record).decode() + end)
+                file.write(_encode_line(record) + end)
     aside.replace(path)
 
 
@@ -186,6 +188,9 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def _to_plain(value: Any) -> Any:
-    """Convert a value that msgspec cannot encode: NumPy scalars and arrays to numbers, anything else to its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+def _encode_line(record: Mapping[str, Any]) -> str:
+    """The record as JSON, whatever is in it."""
+    try:
+        return msgspec.json.encode(record).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return msgspec.json.encode(json_plain(dict(record))).decode()

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from corrente.common.plain_data import json_plain, safe_text
 from corrente.config import RunConfig
 from corrente.errors import ConfigError
 from corrente.observe.background_sink import BackgroundSink
@@ -92,9 +93,13 @@ class SampleTable:
         rows, self._rows = self._rows, []
         more = list(dict.fromkeys(name for row in rows for name in _extra_columns(row)))
         return [*self.COLUMNS, *more], [
-            [*(row.get(name) for name in self.COLUMNS), *(_extra_columns(row).get(name) for name in more)]
-            for row in rows
+            list(map(_cell, [*map(row.get, self.COLUMNS), *map(_extra_columns(row).get, more)])) for row in rows
         ]
+
+
+def _cell(value: Any) -> Any:
+    """The value as trackers take it: integers of more than 64 bits are their text."""
+    return value if not isinstance(value, int) or abs(value) < 2**63 else safe_text(json_plain(value))
 
 
 def _extra_columns(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Seconds and bytes of each part of a run, by published formulas.
 
 P parameters, L layers, h hidden size, t tensor-parallel devices, b bytes of a weight, F and BW of a device, N ranks. What the
-formulas leave out is in the efficiencies below, of the size that benchmarks of well-kept software report (roofline models: Williams et al. 2009, doi:10.1145/1498765.1498785; decode and prefill:
-Pope et al. 2022, arXiv:2211.05102; training FLOPs 6 P T: Kaplan et al. 2020, arXiv:2001.08361; recompute 8 P T: Narayanan et al.
-2021, arXiv:2104.04473).
+formulas leave out is in the efficiencies below, of the size that benchmarks of well-kept software report.
+
+Sources: roofline models, Williams et al. 2009, doi:10.1145/1498765.1498785; decode and prefill, Pope et al. 2022,
+arXiv:2211.05102; training FLOPs 6 P T, Kaplan et al. 2020, arXiv:2001.08361; 8 P T with recomputation, Narayanan et al. 2021,
+arXiv:2104.04473.
 """
 
 from __future__ import annotations

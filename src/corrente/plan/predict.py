@@ -6,6 +6,7 @@ mean. A synchronous run with shared devices generates on all of them, then train
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -70,7 +71,7 @@ def predict(setting: Setting, split: Split, *, steps: int = 20, of_steps: int = 
     memory = memory_use(setting, split)
     if memory.sequences < 1:
         raise ConfigError(
-            f"{setting.model.name} does not fit {split.tensor_parallel} x {setting.device.name}: its weights and one sequence take "
+            f"{setting.model.name} does not fit {split.tensor_parallel} x {setting.device.name}: weights and one sequence take "
             f"{memory.engine / 1e9:.0f} of {memory.capacity / 1e9:.0f} GB; more devices to an engine are needed (--tp)"
         )
     warm_up = WARM_UP + split.ahead
@@ -146,4 +147,4 @@ def _world(setting: Setting, split: Split, memory: MemoryUse) -> World:
 
 def _step_seconds(run: Simulation) -> Sequence[float]:
     ends = [0.0, *(row["time/elapsed_s"] for _, row in run.sink.rows)]
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(ends)]

@@ -13,6 +13,10 @@ Message = Mapping[str, Any]
 """One message of a conversation: "role", "content", and other keys that the template knows ("tool_calls", "name", ...)."""
 Tool = Callable[..., Any] | Mapping[str, Any]
 """A tool as a chat template takes it: a Python function with type hints and a docstring, or its JSON schema."""
+ENVIRONMENT_COLUMN = "environment"
+"""Column of a row that names its environment, where there are several."""
+NO_PROMPT: tuple[Message, ...] = ({"role": "user", "content": ""},)
+"""The prompt of a row that has none, because its environment brings the first words."""
 
 
 class Prompts(Protocol):

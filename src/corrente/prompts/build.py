@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,19 @@ PROCEDURAL_MAKERS: Mapping[type, tuple[Any, Any]] = {
 
 
 class PromptBuilder:
-    """Builds the prompts of single sources. ``chat`` renders conversations."""
+    """Builds the prompts of single sources. ``chat`` renders conversations. ``environments`` and ``opens``: see RowReader."""
 
-    def __init__(self, config: RunConfig, encode: Encode, *, chat: ChatEncoder | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        encode: Encode,
+        *,
+        chat: ChatEncoder | None = None,
+        environments: Collection[str] | None = None,
+        opens: bool = False,
+    ) -> None:
         self._config, self._encode, self._chat = config, encode, chat
+        self._environments, self._opens = environments, opens
 
     def build_source(self, section: ProceduralSection | RowSection, passed_dataset: Any) -> Prompts:
         """The training prompts of one source; ``passed_dataset``: the dataset that the program passed, if any."""
@@ -67,17 +76,32 @@ class PromptBuilder:
         return tuple(reader.make_prompt(f"eval/{at}", row) for at, row in first_rows(rows, count=count))
 
     def _row_reader(self, section: RowSection, name: str) -> RowReader:
-        return RowReader(self._encode, column=section.column, name=name, chat=self._chat)
+        return RowReader(
+            self._encode,
+            column=section.column,
+            name=name,
+            chat=self._chat,
+            environments=self._environments,
+            opens=self._opens,
+        )
 
 
 def build_prompts(
-    config: RunConfig, encode: Encode, *, chat: ChatEncoder | None = None, passed_dataset: Any = None
+    config: RunConfig,
+    encode: Encode,
+    *,
+    chat: ChatEncoder | None = None,
+    passed_dataset: Any = None,
+    environments: Collection[str] | None = None,
+    opens: bool = False,
 ) -> Prompts:
     """Build the training prompts. ConfigError for data that cannot be read.
 
     ``passed_dataset``: a dataset that replaces the one ``config.prompts`` names, and is read in the order and epochs set there.
+    ``environments`` and ``opens``: see RowReader.
     """
-    builder, section = PromptBuilder(config, encode, chat=chat), prompts_section(config, passed_dataset)
+    section = prompts_section(config, passed_dataset)
+    builder = PromptBuilder(config, encode, chat=chat, environments=environments, opens=opens)
     if not isinstance(section, Mixture):
         return builder.build_source(section, passed_dataset)
     parts = [
@@ -93,7 +117,13 @@ def build_prompts(
 
 
 def build_eval_prompts(
-    config: RunConfig, encode: Encode, *, chat: ChatEncoder | None = None, passed_dataset: Any = None
+    config: RunConfig,
+    encode: Encode,
+    *,
+    chat: ChatEncoder | None = None,
+    passed_dataset: Any = None,
+    environments: Collection[str] | None = None,
+    opens: bool = False,
 ) -> tuple[Prompt, ...]:
     """Build the held-out prompts, at most ``eval.prompts``; none when evaluation is off or the dataset has none.
 
@@ -101,7 +131,8 @@ def build_eval_prompts(
     """
     if not config.eval.every:
         return ()
-    builder, section = PromptBuilder(config, encode, chat=chat), prompts_section(config, passed_dataset)
+    section = prompts_section(config, passed_dataset)
+    builder = PromptBuilder(config, encode, chat=chat, environments=environments, opens=opens)
     if isinstance(passed_dataset, Mapping) and passed_dataset:
         parts = [(str(name), section, dataset_) for name, dataset_ in passed_dataset.items()]
     elif passed_dataset is None and config.eval.sources:

@@ -3,6 +3,7 @@
     Parquet file or folder                               a table, by pyarrow, held in memory
     hub name, folder of data files, save_to_disk         a table, or a stream with ``streaming``, by datasets
     datasets.Dataset, list, anything with len and [i]    a table
+    pandas.DataFrame, pyarrow.Table                      a table
     datasets.IterableDataset, iterable, function         a stream; a function is called anew each epoch
 
 pyarrow and datasets are imported when they are needed: ``pip install "corrente[datasets]"``.
@@ -37,6 +38,11 @@ class SequenceTable:
         if not isinstance(found, Mapping):
             raise ConfigError(f"{self._name}: row {row} is of type {type(found).__name__}; it must be a dict")
         return dict(found)
+
+    def read_column(self, column: str) -> Any:
+        """The values of a column, of a dataset that has them together; None where the rows have to be read."""
+        names = getattr(self._items, "column_names", None)
+        return self._items[column] if names is not None and column in names else None
 
 
 class RowStream:
@@ -105,6 +111,10 @@ def wrap_dataset(dataset: Any, *, name: str) -> Table | RowStream:
     if isinstance(dataset, Mapping):
         splits = ", ".join(map(str, dataset)) or "none"
         raise ConfigError(f"{name} is a dict of splits ({splits}); give one of them")
+    if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+        return SequenceTable(_FrameRows(dataset), name=name)
+    if hasattr(dataset, "num_rows") and callable(getattr(dataset, "to_pylist", None)):
+        return SequenceTable(_ArrowRows(dataset), name=name)
     if isinstance(dataset, str | bytes):
         raise ConfigError(f'{name} is a text; give the dataset itself, or name it with prompts.kind = "dataset"')
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
@@ -134,6 +144,28 @@ class _ArrowRows(Sequence[dict[str, Any]]):
 
     def __getitem__(self, row: Any) -> Any:
         return self._table.slice(row, 1).to_pylist()[0]
+
+
+class _FrameRows(Sequence[dict[str, Any]]):
+    """The rows of a pandas DataFrame as dicts. What is missing is None, but in columns of floats."""
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
+        self.column_names = [str(name) for name in frame.columns]
+        self._floats = [getattr(kind, "kind", "") == "f" for kind in frame.dtypes]
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            place = self.column_names.index(key)
+            return [self._value(row, place) for row in range(len(self))]
+        return {name: self._value(key, place) for place, name in enumerate(self.column_names)}
+
+    def _value(self, row: int, place: int) -> Any:
+        value = self._frame.iat[row, place]
+        return None if isinstance(value, float) and value != value and not self._floats[place] else value
 
 
 def _existing_path(path: str, key: str) -> Path:

@@ -5,6 +5,7 @@ Only the offsets of the rows are in memory; a row is read when it is needed.
 
 from __future__ import annotations
 
+import json
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ class JsonlTable:
     def read_row(self, row: int) -> dict[str, Any]:
         with self._path.open("rb") as lines:
             lines.seek(self._offsets[row])
-            return msgspec.json.decode(lines.readline().removeprefix(BOM_UTF8), type=dict[str, Any])
+            return _decode_row(lines.readline())
 
 
 def verify_jsonl(path: Path, *, key: str, column: str) -> frozenset[str]:
@@ -66,14 +67,28 @@ def verify_jsonl(path: Path, *, key: str, column: str) -> frozenset[str]:
     return common
 
 
+def _decode_row(line: bytes) -> dict[str, Any]:
+    """The object of a line. ValueError, or RecursionError, where it holds none."""
+    line = line.removeprefix(BOM_UTF8)
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        row = json.loads(line)  # which takes what Python writes: NaN, and half a surrogate pair
+        if not isinstance(row, dict):
+            raise ValueError(f"expected an object, got {type(row).__name__}") from None
+        return row
+
+
 def _numbered_rows(path: Path, *, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
     number = 0
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, msgspec.json.decode(line.removeprefix(BOM_UTF8), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+                    yield number, _decode_row(line)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{key} = {path}: line {number} is not a JSON object: {error}") from None
     except FileNotFoundError:
         raise ConfigError(f"{key} = {path} does not exist") from None

@@ -8,15 +8,15 @@ order of an epoch depends only on the seed and the epoch's number, so the positi
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
+from corrente.common.plain_data import plain_data, plain_text, safe_text, to_plain
 from corrente.data.types import Prompt
 from corrente.errors import ConfigError, RolloutError
-from corrente.prompts.base import ChatEncoder, Encode
+from corrente.prompts.base import ENVIRONMENT_COLUMN, NO_PROMPT, ChatEncoder, Encode
 from corrente.prompts.chat import parse_conversation
 
 Row = Mapping[str, Any]
@@ -37,7 +37,7 @@ def prompt_of_row(row: object, number: object, *, column: str, name: str) -> str
     """
     if not isinstance(row, Mapping):
         raise ConfigError(f"{name}: row {number} is of type {type(row).__name__}; it must be a dict")
-    asked = row.get(column)
+    asked = _plain_value(row.get(column), row=number, column=column, name=name)
     if isinstance(asked, str):
         return asked
     messages = parse_conversation(asked)
@@ -51,16 +51,42 @@ def prompt_of_row(row: object, number: object, *, column: str, name: str) -> str
 
 
 class RowReader:
-    """Makes prompts of rows. ``name`` is what messages call the source; ``chat`` renders conversations."""
+    """Makes prompts of rows. ``name`` is what messages call the source; ``chat`` renders conversations.
 
-    def __init__(self, encode: Encode, *, column: str, name: str, chat: ChatEncoder | None = None) -> None:
+    ``environments``: names that a row may have in its column "environment"; None: there are none to choose from. ``opens``:
+    an environment brings the first messages, so that a row may be without a prompt.
+    """
+
+    def __init__(
+        self,
+        encode: Encode,
+        *,
+        column: str,
+        name: str,
+        chat: ChatEncoder | None = None,
+        environments: Collection[str] | None = None,
+        opens: bool = False,
+    ) -> None:
         self._encode, self._chat, self._column, self.name = encode, chat, column, name
+        self._environments, self._opens = environments, opens
+
+    def check_table(self, table: Table) -> None:
+        """Raise ConfigError for the first row of a table that names an unknown environment."""
+        for row, value in enumerate(column_values(table, ENVIRONMENT_COLUMN) if self._environments is not None else ()):
+            check_environment(value, row, name=self.name, environments=self._environments or ())
 
     def make_prompt(self, prompt_id: str, row: Row) -> Prompt:
         """Make the prompt of a row, with its other columns as fields. ConfigError for a row that has no prompt."""
-        asked = prompt_of_row(row, prompt_id, column=self._column, name=self.name)
+        if self._environments is not None:
+            check_environment(row.get(ENVIRONMENT_COLUMN), prompt_id, name=self.name, environments=self._environments)
         fields = {name: value for name, value in row.items() if name != self._column}
-        plain = {str(name): self._plain_value(prompt_id, name, value) for name, value in fields.items()}
+        plain = {
+            plain_text(str(name)): _plain_value(value, row=prompt_id, column=name, name=self.name)
+            for name, value in fields.items()
+        }
+        if self._opens and row.get(self._column) is None:
+            row = {self._column: [dict(message) for message in NO_PROMPT]}
+        asked = prompt_of_row(row, prompt_id, column=self._column, name=self.name)
         if isinstance(asked, str):
             return Prompt(id=prompt_id, tokens=np.array(self._encode(asked), np.int32), text=asked, fields=plain)
         if self._chat is None:
@@ -71,17 +97,32 @@ class RowReader:
             raise ConfigError(f"{self.name}: row {prompt_id}: {error}") from error
         return Prompt(id=prompt_id, tokens=np.array(tokens, np.int32), text=text, messages=asked, fields=plain)
 
-    def _plain_value(self, prompt_id: str, name: object, value: Any) -> Any:
-        """The value as plain data that a checkpoint can hold; numpy values become Python's. ConfigError otherwise."""
-        item = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-        try:
-            msgspec.msgpack.encode(item)
-        except (TypeError, OverflowError) as error:
-            raise ConfigError(
-                f"{self.name}: the column {name!r} of row {prompt_id} is no plain data, and cannot be kept in a "
-                f"checkpoint ({error}); leave it out, or make it text, numbers, lists or dicts"
-            ) from None
-        return item
+
+def check_environment(value: object, row: object, *, name: str, environments: Collection[str]) -> None:
+    """Raise ConfigError for a row whose column "environment" has a ``value`` that is no name of an environment."""
+    if to_plain(value) not in environments:
+        known = ", ".join(sorted(map(repr, environments)))
+        raise ConfigError(
+            f"{name}: row {row} has {value!r} in its column {ENVIRONMENT_COLUMN!r}; it must be one of {known}"
+        )
+
+
+def column_values(table: Table, column: str) -> Iterator[Any]:
+    """The values of one column, row by row; None where a row has none."""
+    whole = getattr(table, "read_column", None)
+    found = whole(column) if whole is not None else None
+    yield from found if found is not None else (table.read_row(row).get(column) for row in range(len(table)))
+
+
+def _plain_value(value: Any, *, row: object, column: object, name: str) -> Any:
+    """The value as plain data that a checkpoint can hold. ConfigError where it has no such form."""
+    try:
+        return plain_data(value)
+    except Exception as error:  # a value of any type may raise anything when it is looked at
+        raise ConfigError(
+            f"{name}: the column {column!r} of row {row} is no plain data, and cannot be kept in a checkpoint "
+            f"({safe_text(error)}); leave it out, or make it text, numbers, lists or dicts"
+        ) from None
 
 
 class TablePrompts:
@@ -92,6 +133,7 @@ class TablePrompts:
         self._epochs, self._shuffle, self._seed = epochs, shuffle, seed
         self._epoch, self._position = 0, 0
         self._order = self._epoch_order(0)
+        reader.check_table(table)
         reader.make_prompt("0/0", table.read_row(0))  # a mistake in all rows is reported before a model is loaded
 
     def next_prompt(self) -> Prompt | None:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from corrente.common.plain_data import plain_text
 from corrente.errors import ConfigError
 from corrente.models import pretrained
 
@@ -18,12 +19,23 @@ class Tokenizer:
         self.path, self._trust = model, trust_remote_code
 
     def encode(self, text: str) -> list[int]:
-        bos = self.hf.bos_token
-        begun = bool(bos) and text.startswith(bos)
-        return list(self.hf.encode(text, add_special_tokens=not begun))
+        """The ids of raw text, as a beginning: what the tokenizer adds after a text is left out."""
+        text, bos = plain_text(text), self.hf.bos_token
+        if bos and text.startswith(bos):
+            return list(self.hf.encode(text, add_special_tokens=False))
+        ids = list(self.hf.encode(text, add_special_tokens=True))
+        return ids[: len(ids) - self._added_after] if self._added_after else ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.hf.decode(list(map(int, tokens)), skip_special_tokens=True))
+
+    @cached_property
+    def _added_after(self) -> int:
+        """The number of special tokens that the tokenizer adds after a text, such as the end of a sequence."""
+        plain, full = (list(self.hf.encode("a", add_special_tokens=added)) for added in (False, True))
+        starts = (at for at in range(len(full) - len(plain) + 1) if full[at : at + len(plain)] == plain)
+        start = next(starts, None)
+        return 0 if start is None or not plain else len(full) - start - len(plain)
 
     @cached_property
     def hf(self) -> Any:

@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from corrente.common.serialization import to_plain
+from corrente.common.plain_data import plain_text, to_plain
+from corrente.data.messages import content_text
 from corrente.data.types import Episode, Group, Prompt
 from corrente.score.parse import ParsedScore, parse_answer_values
 from corrente.score.resolve import accepted_arguments
@@ -57,14 +58,14 @@ class FunctionLog:
         """Record a value per episode, shown beside it where samples are written."""
         if len(values) != self._count:
             raise ValueError(f"log_extra({column!r}): {len(values)} values for {self._count} completions")
-        self.columns[str(column)] = [to_plain(value) for value in values]
+        self.columns[plain_text(str(column))] = [to_plain(value) for value in values]
 
     def metric(self, name: str, value: float) -> None:
         """Report a number; those of one name are averaged between two reports."""
         number = float(value)
         if not math.isfinite(number):
             raise ValueError(f"log_metric({name!r}): {number} is not a finite number")
-        self.metrics.append((str(name), number))
+        self.metrics.append((plain_text(str(name)), number))
 
 
 def function_columns(group: Group) -> dict[str, list[Any]]:
@@ -89,7 +90,7 @@ def split_opening(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
     """Split a prompt's messages: those before the answer, and the text of a last assistant message, which begins the answer."""
     said = [dict(message) for message in messages]
     if said and said[-1].get("role") == "assistant":
-        return said[:-1], str(said[-1].get("content") or "")
+        return said[:-1], content_text(said[-1].get("content"))
     return said, ""
 
 
@@ -97,7 +98,7 @@ def answer_messages(episode: Episode, *, begun: str = "") -> list[dict[str, Any]
     """The messages after the prompt. ``begun``: text of the prompt that begins the first of them."""
     said = [copy.deepcopy(message) for message in episode.messages] or [{"role": "assistant", "content": episode.text}]
     if begun:
-        said[0]["content"] = begun + str(said[0].get("content") or "")
+        said[0]["content"] = begun + content_text(said[0].get("content"))
     return said
 
 

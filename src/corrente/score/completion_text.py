@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from corrente.data.messages import content_text
+
 Completion = str | Sequence[Mapping[str, Any]]
 
 
@@ -12,5 +14,7 @@ def completion_text(completion: Completion) -> str:
     """The text of a completion; of messages, the text of the last assistant message that has any."""
     if isinstance(completion, str):
         return completion
-    texts = (str(m["content"]) for m in reversed(completion) if m.get("role") == "assistant" and m.get("content"))
+    texts = (
+        content_text(m["content"]) for m in reversed(completion) if m.get("role") == "assistant" and m.get("content")
+    )
     return next(texts, "")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 
+from corrente.common import serialization
 from corrente.common.spawn import Spawner, Worker
 from corrente.data.types import Group
 from corrente.errors import ConfigError, RewardError, WorkerDied
@@ -128,7 +128,7 @@ class ProcessSource:
         given.pop("environments", None)  # live objects: a function that asks for them is refused when it is made
         for column, values in given.items():
             try:
-                msgspec.msgpack.encode(values)
+                serialization.encode(values)
             except TypeError as error:
                 raise RewardError(f"{self.name}: the column {column!r} does not cross processes: {error}") from None
         return messages.CallFunction(columns=given, state=self._state_of(group), count=len(group.episodes))

@@ -1,8 +1,8 @@
 """A virtual engine: continuous batching as arithmetic, one wake-up per event and none per token.
 
 Every live sequence gains one token per decode step, so one number, the steps done so far, is the progress of all of them. It
-grows while n sequences run, by the time that a step of so many and of so much context takes, and stands still while the engine
-prefills or flips. The context grows by n tokens a step, so that k steps take time that is quadratic in k. A sequence that
+grows while n sequences run, as fast as the speed model says (decode_clock.py), and stands still while the engine prefills or
+flips. A sequence that
 starts at step k and is n tokens long ends at step k + n whatever happens in between; only the time of that step moves. The
 tokens a sequence has when weights change are the steps done since it started, so spans are exact and cost nothing.
 
@@ -27,6 +27,7 @@ from corrente.common.waiting import Condition
 from corrente.data.types import ApplyMode, Completion, FinishReason, Request, Scores, Span, Tokens
 from corrente.engine.base import EngineStats
 from corrente.errors import GenerationError, SyncError, WorkerDied
+from corrente.sim.decode_clock import DecodeClock
 from corrente.sim.distributions import Distribution, Fixed, generator
 from corrente.sim.faults import Chaos
 from corrente.sim.speed import Speed, SpeedModel
@@ -36,12 +37,10 @@ from corrente.sync.offers import Offer
 _EPS = 1e-6
 """Steps: what floating point may lose without a sequence ending one step late, or never."""
 
-
 Lengths = Distribution | Callable[[Request], float]
 """Tokens a completion would have without a budget: drawn, or a function of the request."""
 
-_LENGTH = Fixed(32)
-_SPEED = Speed()
+_LENGTH, _SPEED = Fixed(32), Speed()
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +85,7 @@ class VirtualEngine:
         self._running: dict[int, _Live] = {}
         self._ends: list[tuple[float, int, _Live]] = []
         self._order = 0
-        self._steps = 0.0
-        self._context = 0.0
+        self._clock = DecodeClock(speed)
         self._settled_s = 0.0
         self._stalled_until_s = 0.0
         self._busy_s = 0.0
@@ -304,9 +302,7 @@ class VirtualEngine:
         moved_s = max(0.0, now_s - max(self._settled_s, self._stalled_until_s))
         if self._running:
             self._busy_s += now_s - self._settled_s
-            done = self._steps_in(moved_s)
-            self._steps += done
-            self._context += done * len(self._running)
+            self._clock.advance(moved_s, len(self._running))
         self._settled_s = now_s
 
     def _stall(self, seconds: float) -> None:
@@ -318,27 +314,11 @@ class VirtualEngine:
             heapq.heappop(self._ends)
         if not self._ends:
             return math.inf
-        steps = max(0.0, self._ends[0][0] - self._steps)
-        linear_s, quadratic_s = self._step_costs()
-        return max(self._settled_s, self._stalled_until_s) + steps * (linear_s + steps * quadratic_s)
-
-    def _step_costs(self) -> tuple[float, float]:
-        """The a and b of ``a k + b k^2``, the seconds that the next k steps take while nobody comes or goes."""
-        sequences, context_token_s = len(self._running), self._speed.context_token_s
-        return (
-            self._speed.decode_s(sequences) + max(0.0, self._context) * context_token_s,
-            sequences * context_token_s / 2,
-        )
-
-    def _steps_in(self, seconds: float) -> float:
-        linear_s, quadratic_s = self._step_costs()
-        if not quadratic_s:
-            return seconds / linear_s
-        # The root of b k^2 + a k - seconds, in the form that loses no digits where b is small.
-        return 2 * seconds / (linear_s + math.sqrt(linear_s * linear_s + 4 * quadratic_s * seconds))
+        left_s = self._clock.seconds_until(self._ends[0][0], len(self._running))
+        return max(self._settled_s, self._stalled_until_s) + left_s
 
     def _finish_due(self) -> None:
-        while self._ends and (self._ends[0][0] <= self._steps + _EPS or self._ends[0][2].outcome is not None):
+        while self._ends and (self._ends[0][0] <= self._clock.steps + _EPS or self._ends[0][2].outcome is not None):
             live = heapq.heappop(self._ends)[2]
             if live.outcome is None:
                 self._end(live, self._so_far(live, live.length, live.reason))
@@ -347,9 +327,9 @@ class VirtualEngine:
         while self._waiting and len(self._running) < self._max_sequences:
             live = self._waiting.pop(next(iter(self._waiting)))
             self._prefill(live.request)
-            live.start, live.update = self._steps, self._held
+            live.start, live.update = self._clock.steps, self._held
             self._running[live.key] = live
-            self._context += len(live.request.tokens)
+            self._clock.add(len(live.request.tokens))
             heapq.heappush(self._ends, (live.start + live.length, live.key, live))
 
     def _prefill(self, request: Request) -> None:
@@ -364,7 +344,7 @@ class VirtualEngine:
 
     def _position(self, live: _Live) -> int:
         """Tokens ``live`` has now."""
-        return 0 if math.isinf(live.start) else min(live.length, math.floor(self._steps - live.start + _EPS))
+        return 0 if math.isinf(live.start) else min(live.length, math.floor(self._clock.steps - live.start + _EPS))
 
     def _cut(self, live: _Live, stop: int) -> None:
         if stop > live.cut and live.update is not None:
@@ -385,9 +365,8 @@ class VirtualEngine:
         live.outcome = outcome
         self._decoded += self._position(live)
         if self._running.pop(live.key, None) is not None:
-            self._context -= len(live.request.tokens) + self._steps - live.start
-        if not self._running:
-            self._context = 0.0
+            context = len(live.request.tokens) + self._clock.steps - live.start
+            self._clock.remove(context, last=not self._running)
         self._waiting.pop(live.key, None)
         live.done.set()
         self._wake.set()

@@ -324,8 +324,8 @@ def placeholders(args: Any) -> list[dict[str, Any]]:
 
 
 def rows(dataset: Any) -> int | None:
-    """How many prompts a dataset has, or several together; None where it does not say."""
+    """How many prompts a dataset has, or several together with equal shares; None where it does not say."""
     if isinstance(dataset, Mapping):
         each = [rows(part) for part in dataset.values()]
-        return None if None in each else sum(count for count in each if count is not None)
+        return None if None in each else len(each) * max((count for count in each if count is not None), default=0)
     return len(dataset) if hasattr(dataset, "__len__") else None

@@ -30,6 +30,7 @@ DRAWN = ("temperature", "top_k", "top_p", "min_p")
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 TRACKERS = ("tensorboard", "wandb", "trackio")
 KEEP_ALL = 1_000_000
+ALL_ROWS = 1_000_000
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,10 +297,8 @@ def _evaluation(args: Any, facts: Facts, steps: Steps) -> Writes:
         yield "eval.every", in_steps(args, "eval_steps", interval, steps, versions=True) // steps.per_version
     if facts.eval_rows:
         yield "eval.prompts", facts.eval_rows
-    elif facts.evaluates and "eval.prompts" not in (getattr(args, PASSED_ON) or {}):
-        raise ConfigError(
-            "eval_dataset: it does not say how many rows it has; say how many to take with corrente={'eval.prompts': 64}"
-        )
+    elif facts.evaluates:
+        yield "eval.prompts", ALL_ROWS
     yield "eval.samples", args.num_generations_eval or args.num_generations
     yield "eval.deadline_s", engines.UNLIMITED_S
 
