@@ -24,6 +24,7 @@ SMALLEST = {
     "learner": f"{MODEL} --case arithmetic --repeats 1",
     "overlap": f"{MODEL} --steps 2 --scenarios plain",
     "placement": f"{MODEL} --steps 1 --tokens 2 --settings shared priority",
+    "planner": "--steps 1",
     "pool": f"{MODEL} --replicas 1 --requests 4 --tokens 4 --repeats 1",
     "publish": f"{MODEL} --transport shm --repeats 1 --sequences 8",
     "simulate": "--steps 2 --groups 200 --repeats 1",

@@ -32,8 +32,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 EXTRAS = {
     "gguf": (("gguf", "accelerate"), "convert the models that `corrente fetch` gets"),
     "lora": (("peft",), "train adapters: adapters.kind lora and lora_merged"),
-    "sim": (("trio",), "simulate runs under a virtual clock"),
-    "test": (("pytest", "hypothesis", "trio"), "run corrente's own tests"),
+    "test": (("pytest", "hypothesis"), "run corrente's own tests"),
 }
 
 

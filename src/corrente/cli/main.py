@@ -1,4 +1,4 @@
-"""The command line: run, eval, push, engine, fetch, doctor. Turns arguments into calls, errors into one line and an exit code.
+"""The command line: run, eval, plan, push, engine, fetch, doctor. Arguments become calls, errors an exit code.
 
     0    the run took all its steps, ran out of data, or was stopped cleanly by Ctrl-C (a checkpoint was written)
     1    the run could not go on, or a download failed; the message says why
@@ -11,21 +11,19 @@ Help, --dry-run and a wrong setting answer without importing torch: what is heav
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from corrente.cli.exits import exit_codes
+from corrente.cli.plan import plan
 from corrente.version import __version__
 
 if TYPE_CHECKING:
     from corrente.config import RunConfig
     from corrente.controller.evaluator import Evaluation
     from corrente.entrypoints.eval_target import EvalTarget
-
-PIPELINE, CONFIG, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     name="corrente",
@@ -40,6 +38,9 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of the `corrente` command."""
     app()
+
+
+app.command()(plan)
 
 
 @app.callback(invoke_without_command=True)
@@ -63,7 +64,7 @@ def run(
     dry_run: Annotated[bool, typer.Option(help="Check everything, print the resolved config, and stop.")] = False,
 ) -> None:
     """Train a model as CONFIG says. Writes runs/NAME/; Ctrl-C stops cleanly, with a checkpoint."""
-    with _exits():
+    with exit_codes():
         from corrente.config.load import dump_config, load_config
 
         resolved = load_config(config, [*(overrides or []), *([f"run.name={name}"] if name is not None else [])])
@@ -94,7 +95,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Append the result to this file; RUN/eval.jsonl for a run.")] = None,
 ) -> None:
     """Play held-out prompts with the weights of a checkpoint, a model or a config; train nothing. Prints a table."""
-    with _exits():
+    with exit_codes():
         from corrente.entrypoints.checks import check_config
         from corrente.entrypoints.eval_target import find_target
 
@@ -111,7 +112,7 @@ def fetch(
     name: Annotated[str, typer.Argument(help="A model by name, such as smollm2-135m-instruct.")],
 ) -> None:
     """Download, verify and convert a model into the cache ($CORRENTE_CACHE, or ~/.cache/corrente)."""
-    with _exits():
+    with exit_codes():
         from corrente.models import cache as model_cache
 
         home = model_cache.fetch_model(name, report=lambda what: typer.echo(f"{name}: {what}", err=True))
@@ -129,7 +130,7 @@ def push(
     private: Annotated[bool | None, typer.Option(help="Of a repository that is made.")] = None,
 ) -> None:
     """Upload a run's model with a card that says how it was trained; the key is that of `hf auth login`, or $HF_TOKEN."""
-    with _exits():
+    with exit_codes():
         from corrente.entrypoints import export
         from corrente.errors import ConfigError
 
@@ -153,7 +154,7 @@ def engine(
     threads: Annotated[int, typer.Option(min=0, help="Threads to decode with; 0: as many as cores.")] = 0,
 ) -> None:
     """Serve a run of this host as one more engine, until it ends; Ctrl-C leaves it, and what is under way goes on elsewhere."""
-    with _exits():
+    with exit_codes():
         from corrente.runtime.join_client import join_run
 
         join_run(join, model=model, threads=threads)
@@ -162,36 +163,13 @@ def engine(
 @app.command()
 def doctor() -> None:
     """Say what this machine can run, and the command that adds what is missing."""
-    with _exits():
+    with exit_codes():
         from corrente.cli.doctor import examine
 
         for finding in examine():
             typer.echo(f"{'ok' if finding.fine else '--':3} {finding.subject:24} {finding.found}")
             if finding.remedy:
                 typer.echo(f"{'':28} {finding.remedy}")
-
-
-@contextmanager
-def _exits() -> Iterator[None]:
-    """Errors that have a name become one line on stderr, their notes another, and an exit code; our bugs keep their traceback."""
-    from corrente.errors import ConfigError, CorrenteError, Interrupted, LedgerError
-
-    try:
-        yield
-    except LedgerError:
-        raise
-    except ConfigError as error:
-        _fail(error, str(error), CONFIG)
-    except (Interrupted, KeyboardInterrupt) as error:
-        _fail(error, "stopped", INTERRUPTED)
-    except (CorrenteError, OSError) as error:
-        _fail(error, f"{type(error).__name__}: {error}", PIPELINE)
-
-
-def _fail(error: BaseException, text: str, code: int) -> NoReturn:
-    for line in (text, *getattr(error, "__notes__", ())):
-        typer.echo(f"corrente: {' '.join(line.split())}", err=True)
-    raise typer.Exit(code) from None
 
 
 def _steps(count: int) -> str:

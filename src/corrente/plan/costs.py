@@ -91,11 +91,15 @@ class EngineSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnerSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of optimizer steps of a learner whose weights are sharded over ``ranks`` devices (FSDP, arXiv:2304.11277)."""
+    """Seconds of optimizer steps of a learner whose weights are sharded over ``ranks`` devices (FSDP, arXiv:2304.11277).
+
+    A batch that is a part of a step's is dealt to as large a part of the ranks, ``simulated_ranks``.
+    """
 
     model: ModelShape
     device: Device
     ranks: int
+    simulated_ranks: int
     prompt_tokens: int = 0
     minibatches: int = 1
     logprob_passes: int = 0
@@ -112,7 +116,7 @@ class LearnerSpeed(msgspec.Struct, frozen=True, kw_only=True):
         size = -(-len(lengths) // self.minibatches)
         total = 0.0
         for start in range(0, len(lengths), size):
-            shares = deal(lengths[start : start + size], self.ranks)
+            shares = deal(lengths[start : start + size], self.simulated_ranks)
             total += max(self._rank_s(share) for share in shares) + self._optimizer_s()
         return total
 
@@ -193,12 +197,12 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 def memory_use(setting: Setting, split: Split) -> MemoryUse:
     """Bytes of a generating and of a training device.
 
-    An engine holds its share of two versions of the weights, one that is sampled and one that arrives (a shared device: one), and
-    keys and values in what is left. A rank of the learner holds b + 16 bytes for each parameter of its shard, two gathered
-    layers, the hidden states of a pack at every layer (recomputed inside), and the working memory of one layer.
+    An engine holds its share of ``slots`` versions of the weights, one of which is sampled (a shared device: one), and keys and
+    values in what is left. A rank of the learner holds b + 16 bytes for each parameter of its shard, two gathered layers, the
+    hidden states of a pack at every layer (recomputed inside), and the working memory of one layer.
     """
     model, device = setting.model, setting.device
-    slots = 1 if split.colocated else 2
+    slots = 1 if split.colocated else setting.slots
     weights = slots * model.parameters * device.weight_bytes / split.tensor_parallel
     free = device.memory_bytes * MEMORY_USED - RESERVED_BYTES * (device.name != "CPU") - weights
     context = setting.prompt_tokens / setting.group + 0.75 * setting.lengths.mean * setting.turns

@@ -20,7 +20,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     ``reward_s``: seconds that the rewards of a group take. ``minibatches``: optimizer updates a step. ``logprob_passes``: forward
     passes of the learner beside forward and backward, of a reference model or of recomputed log-probs. ``recompute``: activations
     are computed again in the backward pass.
-    ``max_sequences``: that an engine decodes at once. ``price``: of a device and hour.
+    ``max_sequences``: that an engine decodes at once. ``slots``: versions of the weights that an engine holds while one arrives.
+    ``price``: of a device and hour.
     """
 
     model: ModelShape
@@ -37,6 +38,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     logprob_passes: int = 0
     recompute: bool = True
     max_sequences: int = 256
+    slots: int = 2
     price: float = 0.0
     seed: int = 0
 

@@ -1,4 +1,4 @@
-"""Conformance suites for everything you may replace, and a clock that jumps. Needs trio (``pip install corrente[sim]``).
+"""Conformance suites for everything you may replace, and a clock that jumps.
 
 ``check_<protocol>(make, ...)`` holds an implementation to the contract in the docstring of its Protocol, and fails with a
 ``ContractError`` that begins with the broken clause. Those that are async run under asyncio and under trio alike;
