@@ -40,9 +40,6 @@ def main() -> None:
     app()
 
 
-app.command()(plan)
-
-
 @app.callback(invoke_without_command=True)
 def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
@@ -105,6 +102,9 @@ def evaluate(
         from corrente.entrypoints.evaluate import evaluate_target
 
         _print_evaluation(found, evaluate_target(found))
+
+
+app.command()(plan)
 
 
 @app.command()

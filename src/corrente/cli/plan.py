@@ -20,47 +20,66 @@ if TYPE_CHECKING:
     from corrente.plan.setting import Setting, Split
 
 Gpus = Annotated[str, typer.Option(help="Devices, such as 64xH100, 8xA100 or 1xCPU.")]
-Model = Annotated[str, typer.Option(help="A directory with a config.json, or a name such as Qwen3-32B.")]
-Lengths = Annotated[
+ModelName = Annotated[str, typer.Option(help="A directory with a config.json, or a name such as Qwen3-32B.")]
+TokenLengths = Annotated[
     str,
     typer.Option(help='Tokens of completions: "mean 3200, tail 16k, max 32k, shared 0.5"; 1 in 100 exceeds the tail.'),
 ]
-Split_ = Annotated[str, typer.Option("--split", help="Devices that generate and that train, such as 40:24.")]
+SplitText = Annotated[str, typer.Option("--split", help="Devices that generate and that train, such as 40:24.")]
+
+
+ConfigOption = Annotated[Path | None, typer.Argument(help="A TOML file of a run, for what no flag says.")]
+DeviceOption = Annotated[
+    str, typer.Option(help='Numbers of a device that is not known: "name=X,tflops=989,tb_s=3.35,gb=80,node=8".')
+]
+PromptsOption = Annotated[int, typer.Option(help="Prompts of a step; 64 where nothing says.", min=0)]
+GroupOption = Annotated[int, typer.Option(help="Completions of a prompt; 8 where nothing says.", min=0)]
+PromptTokensOption = Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)]
+TurnsOption = Annotated[int, typer.Option(help="Completions of an episode, in a row.", min=1)]
+ToolsOption = Annotated[str, typer.Option(help='Seconds between turns: "2 s" or "2 s, tail 30 s".')]
+RewardOption = Annotated[str, typer.Option(help='Seconds of a group\'s rewards: "0.5 s, tail 10 s".')]
+TpOption = Annotated[int, typer.Option(help="Devices of an engine, tensor-parallel; 0: the fewest that fit.", min=0)]
+AheadOption = Annotated[
+    int, typer.Option(help="Versions that generation may run ahead: staleness.max; 1 where nothing says.", min=0)
+]
+MinibatchesOption = Annotated[int, typer.Option(help="Optimizer updates of a step.", min=1)]
+LogprobPassesOption = Annotated[
+    int,
+    typer.Option(help="Forward passes beside the training one: a reference model, recomputed log-probs.", min=0),
+]
+PriceOption = Annotated[float, typer.Option(help="Of a device and hour, in any currency.", min=0.0)]
+StepsOption = Annotated[int, typer.Option(help="Steps that hours and cost are given for.", min=1)]
+SearchOption = Annotated[bool, typer.Option("--search", help="Search for the best split, degree and staleness.max.")]
+MaxAheadOption = Annotated[int, typer.Option(help="The largest staleness.max that the search may take.", min=1)]
+OutOption = Annotated[Path | None, typer.Option(help="Write a config of the best variant to this file.")]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="Print the predictions as JSON.")]
+SeedOption = Annotated[int, typer.Option(help="Of the lengths that are drawn.", min=0)]
 
 
 def plan(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file of a run, for what no flag says.")] = None,
-    model: Model = "",
+    config: ConfigOption = None,
+    model: ModelName = "",
     gpus: Gpus = "8xH100",
-    device: Annotated[
-        str, typer.Option(help='Numbers of a device that is not known: "name=X,tflops=989,tb_s=3.35,gb=80,node=8".')
-    ] = "",
-    prompts: Annotated[int, typer.Option(help="Prompts of a step; 64 where nothing says.", min=0)] = 0,
-    group: Annotated[int, typer.Option(help="Completions of a prompt; 8 where nothing says.", min=0)] = 0,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512,
-    tokens: Lengths = "",
-    turns: Annotated[int, typer.Option(help="Completions of an episode, in a row.", min=1)] = 1,
-    tools: Annotated[str, typer.Option(help='Seconds between turns: "2 s" or "2 s, tail 30 s".')] = "0 s",
-    reward: Annotated[str, typer.Option(help='Seconds of a group\'s rewards: "0.5 s, tail 10 s".')] = "0 s",
-    split: Split_ = "",
-    tp: Annotated[int, typer.Option(help="Devices of an engine, tensor-parallel; 0: the fewest that fit.", min=0)] = 0,
-    ahead: Annotated[
-        int, typer.Option(help="Versions that generation may run ahead: staleness.max; 1 where nothing says.", min=0)
-    ] = 0,
-    minibatches: Annotated[int, typer.Option(help="Optimizer updates of a step.", min=1)] = 1,
-    logprob_passes: Annotated[
-        int,
-        typer.Option(help="Forward passes beside the training one: a reference model, recomputed log-probs.", min=0),
-    ] = 0,
-    price: Annotated[float, typer.Option(help="Of a device and hour, in any currency.", min=0.0)] = 0.0,
-    steps: Annotated[int, typer.Option(help="Steps that hours and cost are given for.", min=1)] = 1000,
-    search: Annotated[
-        bool, typer.Option("--search", help="Search for the best split, degree and staleness.max.")
-    ] = False,
-    max_ahead: Annotated[int, typer.Option(help="The largest staleness.max that the search may take.", min=1)] = 4,
-    out: Annotated[Path | None, typer.Option(help="Write a config of the best variant to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the predictions as JSON.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the lengths that are drawn.", min=0)] = 0,
+    device: DeviceOption = "",
+    prompts: PromptsOption = 0,
+    group: GroupOption = 0,
+    prompt_tokens: PromptTokensOption = 512,
+    tokens: TokenLengths = "",
+    turns: TurnsOption = 1,
+    tools: ToolsOption = "0 s",
+    reward: RewardOption = "0 s",
+    split: SplitText = "",
+    tp: TpOption = 0,
+    ahead: AheadOption = 0,
+    minibatches: MinibatchesOption = 1,
+    logprob_passes: LogprobPassesOption = 0,
+    price: PriceOption = 0.0,
+    steps: StepsOption = 1000,
+    search: SearchOption = False,
+    max_ahead: MaxAheadOption = 4,
+    out: OutOption = None,
+    as_json: AsJsonOption = False,
+    seed: SeedOption = 0,
 ) -> None:
     """Say what a run would take before it is paid for, by running its pipeline under a virtual clock; loads no model."""
     with exit_codes():
