@@ -90,7 +90,7 @@ def test_run_fills_its_folder_and_says_what_came_of_it(tmp_path: Path):
     assert any(line.startswith("steps         4 (all taken)") for line in lines)
     assert any(line.startswith("prompts       8 trained") for line in lines)
     assert lines[-1] == f"folder        {folder}"
-    always = {"checkpoints", "config.toml", "metrics.jsonl", "samples.jsonl", "timeline.jsonl"}
+    always = {"checkpoints", "config.toml", "inputs.json", "metrics.jsonl", "samples.jsonl", "timeline.jsonl"}
     assert {p.name for p in folder.iterdir()} - {"events.jsonl"} == always
     metrics = read_metrics(folder)
     assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]

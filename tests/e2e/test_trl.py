@@ -168,7 +168,7 @@ def test_loaded_model_is_trained_in_place_and_nothing_is_left(make: Callable[...
     assert trainer.model is model
     assert not torch.equal(model.lm_head.weight, before)
     assert model.lm_head.weight is model.get_input_embeddings().weight
-    assert list((tmp_path / "out" / ".corrente").glob("*/model"))
+    assert list((tmp_path / "out" / ".corrente").glob("*/model-1"))
     del trainer
     import gc
 
@@ -418,10 +418,75 @@ def test_run_is_not_resumed_with_another_model_or_adapter(make: Callable[..., GR
     from peft import LoraConfig
 
     make({"max_steps": 1}).train()
-    with pytest.raises(ConfigError, match=r"model.path = .*other"):
-        make(model=str(write_model(tmp_path / "other", context=256))).train(resume_from_checkpoint=True)
+    with pytest.raises(ConfigError, match=r"model.path = .*other.* tensors differ from the run's"):
+        make(model=str(write_model(tmp_path / "other", context=256, seed=1))).train(resume_from_checkpoint=True)
+    with pytest.raises(ConfigError, match=r"model.path = .*max_position_embeddings = 128"):
+        make(
+            model=AutoModelForCausalLM.from_pretrained(write_model(tmp_path / "short", context=128)),
+            processing_class=AutoTokenizer.from_pretrained(tmp_path / "short"),
+        ).train(resume_from_checkpoint=True)
     with pytest.raises(ConfigError, match=r'adapters = \{kind = "lora"'):
         make(peft_config=LoraConfig(r=2, target_modules=["q_proj"])).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("given", ["path", "tokenizer", "module"])
+def test_run_resumes_wherever_its_output_and_its_model_have_been_moved(
+    given: str, make: Callable[..., GRPOTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def objects(place: Path) -> dict[str, Any]:
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        if given == "module":
+            return {"model": AutoModelForCausalLM.from_pretrained(place), "processing_class": tokenizer}
+        return {"model": str(place), **({"processing_class": tokenizer} if given == "tokenizer" else {})}
+
+    monkeypatch.chdir(tmp_path)
+    steady = {"save_steps": 1, "lr_scheduler_type": "constant"}
+    make({**steady, "max_steps": 2, "output_dir": "out"}, **objects(tmp_path / "model")).train()
+    whole = make({**steady, "output_dir": str(tmp_path / "whole")})
+    whole.train()
+    (tmp_path / "out").rename(tmp_path / "moved")
+    (tmp_path / "model").rename(tmp_path / "models")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    on = make({**steady, "output_dir": "~/moved"}, **objects(tmp_path / "models"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    on.train(resume_from_checkpoint="~/moved/checkpoint-2")
+    assert on.state.global_step == 3
+    assert torch.equal(weights(on), weights(whole))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert not (tmp_path / "out").exists()
+
+
+def test_module_that_was_trained_resumes_its_own_run(make: Callable[..., GRPOTrainer], tmp_path: Path):
+    """In the same process its weights are no longer those that the run began with, which the reference policy has."""
+    made = {"save_steps": 1, "beta": 0.3, "max_steps": 4}
+    whole = make({**made, "output_dir": str(tmp_path / "whole")})
+    whole.train()
+    trainer = make(made, model=AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+                   processing_class=AutoTokenizer.from_pretrained(tmp_path / "model"))  # fmt: skip
+    trainer.train()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert torch.equal(weights(trainer), weights(whole))
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_run_needs_no_symbolic_links(
+    hard: bool, make: Callable[..., GRPOTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    for name in ("symlink", *(() if hard else ("link",))):
+        monkeypatch.setattr(os, name, refuse)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    made = {"save_steps": 1, "save_total_limit": 2}
+    make({**made, "max_steps": 3}, processing_class=tokenizer).train()
+    output = tmp_path / "out"
+    assert sorted(path.name for path in output.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    AutoModelForCausalLM.from_pretrained(output / "checkpoint-3")
+    on = make({**made, "max_steps": 4}, processing_class=tokenizer)
+    on.train(resume_from_checkpoint=str(output / "checkpoint-3"))
+    assert on.state.global_step == 4
 
 
 def test_second_run_of_a_trainer_resumes_from_what_it_began_with(make: Callable[..., GRPOTrainer]):
@@ -582,7 +647,8 @@ def test_callbacks_get_the_tokenizer_and_the_model_where_it_is_here(make: Callab
     tokenizer = trainer.processing_class
     assert tokenizer.eos_token == "</s>"
     assert seen == {"begin": (model, tokenizer), "step": (None, tokenizer), "end": (model, tokenizer)}
-    assert trainer._resolve(trainer._put_model()).model.path == trainer.config.model.path  # pyright: ignore[reportPrivateUsage]
+    began, now = Path(trainer.config.model.path), Path(trainer._put_model())  # pyright: ignore[reportPrivateUsage]
+    assert (now.parent, now.name) == (began.parent, "model-2")  # its weights have changed
 
 
 def test_tokenizer_of_a_known_name_is_loaded(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from corrente.config import Checkpoint, Eval
 from corrente.sim.distributions import Fixed
 from corrente.sim.speed import Speed
 from corrente.testing import Simulation, World, simulate
-from corrente.testing.world import flow
+from corrente.testing.world import LANDINGS, flow
 
 
 def evaluations(run: Simulation) -> list[tuple[int, dict[str, float]]]:
@@ -73,3 +74,23 @@ def test_samples_of_a_prompt_are_scored_together_and_told_apart() -> None:
     _, last = evaluations(run)[-1]
     assert (last["eval/episodes"], last["eval/reward"]) == (12, 0.25)
     assert (last["eval/pass@1"], last["eval/pass@4"]) == (0.25, 1.0)
+
+
+@pytest.mark.parametrize("landing", LANDINGS, ids=lambda landing: type(landing).__name__)
+def test_no_flip_waits_for_held_out_completions(landing: Any) -> None:
+    """They are ten times as long as those of training, and one evaluation follows another."""
+    world = World(
+        lengths=lambda request: 10 if request.group.isdigit() else 100,
+        eval_rows=4,
+        speed=Speed(step_s=0.1, per_sequence_s=0.0),
+    )
+    took_s: dict[int, float] = {}
+    for every in (0, 1):
+        config = flow(steps=60, ahead=1, inflight=landing, eval=Eval(every=every, at_once=2))
+        run = simulate(config, world, limit_s=10_000)
+        assert run.error is None
+        ends = [v["time/elapsed_s"] for _, v in run.sink.rows if "learner/idle_fraction" in v]
+        took_s[every] = ends[-1]
+        assert all(values["eval/lost"] == 0 for _, values in evaluations(run))
+    assert len(evaluations(run)) > 2
+    assert took_s[1] < 1.3 * took_s[0]

@@ -65,6 +65,10 @@ def run(
         from corrente.config.load import dump_config, load_config
 
         resolved = load_config(config, [*(overrides or []), *([f"run.name={name}"] if name is not None else [])])
+        if resume:
+            from corrente.entrypoints.run_folder import located
+
+            resolved = located(resolved, config, said=[*(overrides or []), *(["run.name"] if name is not None else [])])
         if dry_run:
             from corrente.entrypoints.checks import check_config
 

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from corrente.config import RunConfig, schema
+from corrente.config.paths import expand_home, map_paths
 from corrente.config.section import UserKind
 from corrente.config.sync import SYNC_OF_RUNTIME
 from corrente.errors import ConfigError
@@ -71,7 +72,7 @@ def parse_config(
     values: dict[str, Any] = {
         name: _section(name, sections, overridden, source) for name in schema.sections() if "." not in name
     }
-    return RunConfig(**values)
+    return map_paths(RunConfig(**values), expand_home)
 
 
 def dump_config(config: RunConfig, *, notes: Sequence[str] = ()) -> str:

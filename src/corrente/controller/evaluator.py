@@ -57,7 +57,7 @@ class Evaluator:
         self._journal = state.journal
         self._budget = FailureBudget(fraction=1.0, window=1)
         env = parts.eval_env or parts.env
-        self.player = Player(parts, env, gate=gate, waits=state.journal.waits, budget=self._budget)
+        self.player = Player(parts, env, gate=gate, waits=state.journal.waits, budget=self._budget, held_out=True)
         self._at_once = anyio.CapacityLimiter(plan.eval.at_once or plan.prompts_per_step * plan.group_size)
         self._scope = anyio.CancelScope()
         self.running = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
@@ -83,11 +83,12 @@ class RequestGate:
     def __init__(self, abort: Callable[[Sequence[str]], Awaitable[None]]) -> None:
         self._abort = abort
         self._requests = _Lane()
+        self._held_out = _Lane()
         self._groups = _Lane()
 
-    def request(self, id: str) -> AbstractAsyncContextManager[InFlight]:
-        """One call of the engine, from entry to answer."""
-        return self._requests.enter(InFlight(id))
+    def request(self, id: str, *, held_out: bool = False) -> AbstractAsyncContextManager[InFlight]:
+        """One call of the engine, from entry to answer. ``held_out``: it is one of an evaluation, which no flip waits for."""
+        return (self._held_out if held_out else self._requests).enter(InFlight(id))
 
     @asynccontextmanager
     async def group(self, ticket: int, *, version: int) -> AsyncGenerator[InFlight]:
@@ -100,7 +101,7 @@ class RequestGate:
     @property
     def live(self) -> tuple[int, int]:
         """Requests and groups inside."""
-        return self._requests.live, self._groups.live
+        return self._requests.live + self._held_out.live, self._groups.live
 
     # ---- Traffic --------------------------------------------------------------------------------------------------------------
 
@@ -111,15 +112,18 @@ class RequestGate:
         return self._groups.quiet()
 
     @asynccontextmanager
-    async def interrupted(self) -> AsyncGenerator[None]:
-        async with self._requests.held():
+    async def interrupted(self, *, held_out_alone: bool = False) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            lanes = (self._held_out,) if held_out_alone else (self._requests, self._held_out)
+            for lane in lanes:
+                await stack.enter_async_context(lane.held())
             with anyio.move_on_after(PATIENCE_S):
-                while self._requests.live:
-                    await self._interrupt()
+                while any(lane.live for lane in lanes):
+                    await self._interrupt(lanes)
             yield
 
-    async def _interrupt(self) -> None:
-        live = tuple(self._requests.passages.values())
+    async def _interrupt(self, lanes: Sequence[_Lane]) -> None:
+        live = tuple(passage for lane in lanes for passage in lane.passages.values())
         for passage in live:
             passage.interrupted = True
         try:
@@ -127,7 +131,8 @@ class RequestGate:
         except RolloutError as error:
             raise SyncError(f"the engine could not be interrupted: {error}") from error
         with anyio.move_on_after(ASK_AGAIN_S):
-            await self._requests.empty()
+            for lane in lanes:
+                await lane.empty()
 
     def give_up(self, *, before_version: int) -> None:
         for passage in self._groups.passages.values():

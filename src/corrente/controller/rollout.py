@@ -49,10 +49,18 @@ def episode_seed(run_seed: int, prompt_id: str, index: int) -> int:
 
 
 class Player:
-    """Plays episodes against the engine, through the request gate, under a deadline; failures become data."""
+    """Plays episodes against the engine, through the request gate, under a deadline; failures become data. ``held_out``: those of
+    an evaluation."""
 
     def __init__(
-        self, parts: Parts, env: Env, *, gate: RequestGate, waits: WaitRegistry, budget: FailureBudget
+        self,
+        parts: Parts,
+        env: Env,
+        *,
+        gate: RequestGate,
+        waits: WaitRegistry,
+        budget: FailureBudget,
+        held_out: bool = False,
     ) -> None:
         self._env = env
         self._engine = parts.engine
@@ -60,6 +68,7 @@ class Player:
         self._waits = waits
         self._budget = budget
         self._deadline_s = parts.plan.limits.episode_s
+        self._held_out = held_out
         self._playing: list[_Playing] = []
 
     def end_idle_episodes(self, reason: str) -> int:
@@ -188,7 +197,7 @@ class Player:
         while not entry.finished:
             async with AsyncExitStack() as stack:
                 with self._waits.register_wait("generate", "the request gate"):
-                    passage = await stack.enter_async_context(self._gate.request(request.id))
+                    passage = await stack.enter_async_context(self._gate.request(request.id, held_out=self._held_out))
                 try:
                     with self._waits.register_wait("generate", "the engine"), entry.asking():
                         part = await self._engine.generate(entry.next)

@@ -1,6 +1,7 @@
 """The folder of a run: made once, never written over, and reopened only by the run it belongs to.
 
     runs/<name>/config.toml      the resolved config
+                inputs.json      what model and data files it began with (identity.py)
                 metrics.jsonl, timeline.jsonl, samples.jsonl, events.jsonl        (observe.jsonl)
                 logs/                                                             what workers wrote, a file each
                 checkpoints/
@@ -15,16 +16,19 @@ from __future__ import annotations
 import fcntl
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from corrente.config import RunConfig, schema
 from corrente.config.load import dump_config, load_config, parse_config
+from corrente.config.paths import PATH_FIELDS
 from corrente.controller import checkpoint_folder
 from corrente.data.checkpoint_names import CHECKPOINTS
+from corrente.entrypoints.identity import RunIdentity, identify, read_identity, write_identity
 from corrente.errors import ConfigError
 from corrente.observe import jsonl
 
@@ -68,14 +72,44 @@ def reopen(config: RunConfig) -> Path:
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"resume: there is no run in {folder}; check run.name and run.dir, or begin a new run")
     before, now = load_config(folder / CONFIG), parse_config(tomllib.loads(dump_config(config)))
+    began = read_identity(folder)
+    given = RunIdentity() if began is None else identify(now)
     for key in FIXED:
         old, new = _value(before, key), _value(now, key)
-        if old != new:
+        if key == "model.path" and began is not None and began.model is not None and given.model is not None:
+            if difference := began.model.difference(given.model):
+                raise ConfigError(
+                    f"resume: model.path = {schema.show(new)}: {difference} ({schema.show(old)}, in {folder}); give the "
+                    "model that the run began with, or begin a run of another run.name"
+                )
+        elif old != _as_before(key, old, new, {} if began is None else began.files, given.files):
             raise ConfigError(
                 f"resume: {key} = {schema.show(new)}, but the run in {folder} has {schema.show(old)}; keep it, or begin a run of "
                 "another run.name"
             )
     return folder
+
+
+def begin(folder: Path, config: RunConfig) -> None:
+    """Record what a new run begins with, so that a resumed one can tell whether it is given the same."""
+    write_identity(folder, identify(config))
+
+
+def located(config: RunConfig, file: Path, *, said: Sequence[str] = ()) -> RunConfig:
+    """``config``, read from ``file``, as that of the run whose folder the file is in, wherever the folder has been moved.
+
+    ``said``: overrides of the command line; where they name a folder, it is theirs. A file that is in no run's folder changes
+    nothing.
+    """
+    folder = file.absolute().parent
+    if (
+        file.name != CONFIG
+        or not (folder / CHECKPOINTS).is_dir()
+        or any(o.startswith(("run.dir", "run.name")) for o in said)
+    ):
+        return config
+    run = msgspec.structs.replace(config.run, dir=str(folder.parent), name=folder.name)
+    return msgspec.structs.replace(config, run=run)
 
 
 def keep(folder: Path, config: RunConfig) -> None:
@@ -114,6 +148,25 @@ def _write(folder: Path, config: RunConfig) -> None:
     aside = folder / f".{CONFIG}.writing"
     aside.write_text(dump_config(config), encoding="utf-8")
     aside.replace(folder / CONFIG)
+
+
+def _as_before(key: str, old: Any, new: Any, began: Mapping[str, str], given: Mapping[str, str]) -> Any:
+    """``new`` with the paths of ``old`` where they name the same place, or files with the same content."""
+
+    def settle(name: str, before: Any, now: Any) -> Any:
+        if not (isinstance(before, str) and isinstance(now, str) and before and now):
+            return now
+        digest = began.get(name)
+        same = Path(before).absolute() == Path(now).absolute() or (digest is not None and digest == given.get(name))
+        return before if same else now
+
+    if isinstance(old, str):
+        return settle(key, old, new)
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {name: settle(f"{key}.{name}", old.get(name), value) for name, value in new.items()}
+    fields = getattr(new, "__struct_fields__", ())
+    paths = {f: settle(f"{key}.{f}", getattr(old, f, None), getattr(new, f)) for f in fields if f in PATH_FIELDS}
+    return msgspec.structs.replace(new, **paths) if paths else new
 
 
 def _value(config: RunConfig, key: str) -> object:

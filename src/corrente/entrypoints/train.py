@@ -18,6 +18,7 @@ from rich.console import Console
 
 from corrente.common import rng
 from corrente.config import Procs, RunConfig, Window
+from corrente.config.paths import absolute_paths
 from corrente.controller import checkpoint_folder, pipeline
 from corrente.controller.parts import RunResult
 from corrente.data.checkpoint_names import CHECKPOINTS, LEARNER
@@ -57,6 +58,7 @@ def train(
     in a notebook KeyboardInterrupt. Raises ConfigError, before anything is written where the config alone is wrong, and
     PipelineError when the run cannot go on.
     """
+    config = absolute_paths(config)
     check_config(config, inputs)
     model_cache.resolve_model(config.model.path)  # a model that is not there costs no folder
     config = recorded_config(config, inputs)
@@ -64,6 +66,7 @@ def train(
         folder = run_folder.reopen(config)
     else:
         config, folder = run_folder.create(config)
+        run_folder.begin(folder, config)
     with run_folder.held(folder):
         summary = SummarySink(may_run_ahead=_may_run_ahead(config))
         if resume:

@@ -16,11 +16,12 @@ Whole = Literal["request", "group"]
 class Traffic(Protocol):
     """The pipeline's gate on the way to the engine, as a policy uses it.
 
-    - ``quiet_requests()``: on entry new requests are held back and live ones have finished; on exit the held ones start.
+    - ``quiet_requests()``: on entry new requests are held back and live ones have finished; on exit the held ones start. Those of
+      an evaluation are neither held back nor waited for.
     - ``quiet_groups()``: the same for groups: no group starts generating, and those that did have finished.
     - ``interrupted()``: on entry new requests are held back and the engine has ended the live ones; on exit the held ones start
       and the ended ones go on from where they were. A request that the engine cannot end, because it does not know of it yet,
-      is waited for a few seconds and then left alone.
+      is waited for a few seconds and then left alone. ``held_out_alone``: only requests of an evaluation.
     - ``give_up(before_version=)``: groups that were admitted before that version was live, and still generate, are cancelled as
       wholes; each is accounted for and its slot comes free. Returns at once; a later call may follow.
     """
@@ -29,7 +30,7 @@ class Traffic(Protocol):
 
     def quiet_groups(self) -> AbstractAsyncContextManager[None]: ...
 
-    def interrupted(self) -> AbstractAsyncContextManager[None]: ...
+    def interrupted(self, *, held_out_alone: bool = False) -> AbstractAsyncContextManager[None]: ...
 
     def give_up(self, *, before_version: int) -> None: ...
 

@@ -35,7 +35,8 @@ class ResumePolicy:
 
 
 class DrainPolicy:
-    """Once live requests have finished. No sequence mixes versions; the engine idles through the tail of the longest."""
+    """Once live requests have finished. No sequence mixes versions, but those of an evaluation, which nothing waits for; the
+    engine idles through the tail of the longest."""
 
     one_version: Whole | None = "request"
 
@@ -71,9 +72,14 @@ class CancelPolicy:
 
 
 class OldWeightsPolicy:
-    """At once; live sequences finish under the weights they began with, which the engine keeps for as long."""
+    """At once; live sequences finish under the weights they began with, which the engine keeps for as long.
+
+    The version after next waits for the longest of them, so held-out completions, which may be long and many, are no such
+    sequences: they go on under the new weights.
+    """
 
     one_version: Whole | None = "request"
 
     async def land(self, traffic: Traffic, flip: FlipNow, *, version: int) -> None:
-        await flip("snapshot")
+        async with traffic.interrupted(held_out_alone=True):
+            await flip("snapshot")

@@ -18,11 +18,13 @@ from typing import Any
 
 import msgspec
 
+from corrente.config.paths import expand_home
 from corrente.errors import ConfigError
 from corrente.models import cache as model_cache
 from corrente.models import pretrained
 from corrente.score.builtins import BUILTINS
 from corrente.score.resolve import resolve_function
+from corrente.trl.checkpoint_links import link_file
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -64,6 +66,7 @@ class Workbench:
         self._own: Path | None = None
         self._lock: int | None = None
         self._seen: tuple[int, ...] = ()
+        self._copies = 0
 
     def model(self, model: Any, processing_class: Any, *, revision: str | None = None) -> str:
         """A directory with the model and the tokenizer that is to be used."""
@@ -100,11 +103,14 @@ class Workbench:
         self._own, self._seen = None, ()
 
     def _loaded(self, model: Any, processing_class: Any) -> Path:
-        """Written again only where a parameter has changed since."""
+        """Written again only where a parameter has changed since. The copy before that stays: the last run began with it, and is
+        resumed with it."""
         changes = tuple(parameter._version for parameter in model.parameters())
-        home = self._folder() / "model"
+        home = self._folder() / f"model-{self._copies}"
         if changes != self._seen or not home.is_dir():
-            home = self._empty("model")
+            shutil.rmtree(self._folder() / f"model-{self._copies - 1}", ignore_errors=True)
+            self._copies += 1
+            home = self._empty(f"model-{self._copies}")
             model.save_pretrained(home)
             _saved_tokenizer(model, processing_class, home, key="processing_class", trust_remote_code=self._trust)
             self._seen = changes
@@ -115,7 +121,7 @@ class Workbench:
         home = self._empty(name)
         for file in model_cache.resolve_model(path).iterdir():
             if not any(file.match(pattern) for pattern in TOKENIZER_FILES):
-                (home / file.name).symlink_to(file.resolve())
+                link_file(file, home / file.name)
         _tokenizer(processing_class, key=key).save_pretrained(home)
         return str(home)
 
@@ -271,8 +277,11 @@ def adapters(peft_config: Any) -> dict[str, Any]:
 
 
 def _directory(name: str, *, key: str, revision: str | None, code: bool) -> str:
-    if Path(name).is_dir() or name in model_cache.KNOWN_MODELS:
+    if name in model_cache.KNOWN_MODELS:
         return name
+    place = Path(expand_home(name)).absolute()
+    if place.is_dir():
+        return str(place)
     if name.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise ConfigError(f"{key} = {name!r}: no such directory, nor a name OWNER/MODEL of the Hugging Face hub")
     from huggingface_hub import snapshot_download

@@ -10,20 +10,20 @@ import msgspec
 
 from corrente.config import Full, RunConfig
 from corrente.config.load import load_config
+from corrente.config.paths import map_paths
 from corrente.entrypoints import run_folder
 from corrente.errors import ConfigError
-from corrente.trl.bring import BENCH
 from corrente.trl.weights import put_aside
 
 
 def resumed(config: RunConfig, start: Path, output: Path) -> RunConfig:
     """``config`` as that of the run that checkpoint ``start`` is of. ConfigError for what a resumed run cannot change.
 
-    Weights that trainers have written below ``output``, which the run began with, are its own affair: those of an earlier
-    train() are taken over, and a loaded model's copy is the present one. Any other model or adapter has to be the same.
+    Weights that trainers have written below ``output``, which the run began with, are taken over where they are still there:
+    those of an earlier train(), and a loaded model's copy. Otherwise model and adapter have to be the same, wherever they lie.
     """
     folder = start.parents[1]
-    before = load_config(folder / run_folder.CONFIG)
+    before = _moved(load_config(folder / run_folder.CONFIG), output)
     config = msgspec.structs.replace(
         config, run=msgspec.structs.replace(config.run, dir=str(folder.parent), name=folder.name)
     )
@@ -31,10 +31,10 @@ def resumed(config: RunConfig, start: Path, output: Path) -> RunConfig:
     if _below(init, output) and not isinstance(config.adapters, Full):
         config = msgspec.structs.replace(config, adapters=msgspec.structs.replace(config.adapters, init=init))
     began = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=before.model.path))
-    own = _below(before.model.path, output)
+    own = _below(before.model.path, output) and Path(before.model.path).is_dir()
     with _in_words_of_trl():
         run_folder.reopen(began if own else config)
-    return began if own and not _below(before.model.path, output / BENCH) else config
+    return began if own else config
 
 
 @contextmanager
@@ -57,6 +57,16 @@ def _in_words_of_trl() -> Iterator[None]:
     except ConfigError as error:
         text = str(error).replace("resume:", "resume_from_checkpoint:", 1).replace("run.name", "run_name")
         raise ConfigError(text) from None
+
+
+def _moved(before: RunConfig, output: Path) -> RunConfig:
+    """``before`` with the paths below its OUTPUT_DIR in ``output``, to which that has been renamed since."""
+    old = Path(before.run.dir).parent
+
+    def move(path: str) -> str:
+        return str(output / Path(path).relative_to(old)) if Path(path).is_relative_to(old) else path
+
+    return map_paths(before, move) if old.is_absolute() and old != output else before
 
 
 def _below(path: str, folder: Path) -> bool:

@@ -35,9 +35,7 @@ class Scripting:
     state: Any
     save_model: Callable[[str], None]
     accelerator = OneProcess()
-
-    @property
-    def _output(self) -> Path: ...
+    _output: Path
 
     def is_world_process_zero(self) -> bool:
         """True: a script is one process."""

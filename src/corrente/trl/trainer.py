@@ -23,6 +23,7 @@ import anyio
 import msgspec
 
 from corrente.config import Full, RunConfig
+from corrente.config.paths import expand_home
 from corrente.controller.parts import RunResult
 from corrente.data.checkpoint_names import LEARNER
 from corrente.entrypoints import run_folder
@@ -87,6 +88,7 @@ class Trainer(Callbacks, Scripting):
         _check_machine()
         if train_dataset is None and environment_factory is not None and not isinstance(environment_factory, dict):
             train_dataset = bring.placeholders(self.args)
+        self._output = Path(expand_home(str(self.args.output_dir or "trainer_output"))).absolute()
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._given_model, self._given_class = model, processing_class
         self._bench = bring.Workbench(self._output, trust_remote_code=trusts_code(self.args))
@@ -206,7 +208,7 @@ class Trainer(Callbacks, Scripting):
 
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the present weights and their tokenizer as a Hugging Face, or peft, directory; OUTPUT_DIR if none is named."""
-        target = Path(output_dir) if output_dir else self._output
+        target = Path(expand_home(output_dir)) if output_dir else self._output
         target.mkdir(parents=True, exist_ok=True)
         weights.copy_model(self._weights(), target, self._given_model)
 
@@ -252,10 +254,6 @@ class Trainer(Callbacks, Scripting):
             raise ConfigError(f"args: {type(args).__name__} given; {type(self).__name__} takes {wanted}")
         raise ConfigError(f"args: of type {type(args).__module__}.{type(args).__name__}; it must be corrente.{wanted}")
 
-    @property
-    def _output(self) -> Path:
-        return Path(self.args.output_dir or "trainer_output")
-
     def _put_model(self) -> str:
         revision = (self.args.model_init_kwargs or {}).get("revision")
         self._model_path = self._bench.model(self._given_model, self._given_class, revision=revision)
@@ -267,7 +265,7 @@ class Trainer(Callbacks, Scripting):
             rows=bring.rows(self.train_dataset),
             evaluates=self.eval_dataset is not None,
             eval_rows=bring.rows(self.eval_dataset),
-            tables=self._tables,
+            tables={"run.dir": str(self._output / "runs"), **self._tables},
         )
 
     def _resolve(self, model: str) -> RunConfig:
@@ -296,7 +294,9 @@ class Trainer(Callbacks, Scripting):
             config = self._resolve(self._put_model())
             if isinstance(self._given_model, str | Path) or not isinstance(config.adapters, Full):
                 config = self._with_weights(config, self._trained)  # a module that was given has them already
-            return run_folder.create(config)[0], None
+            config, folder = run_folder.create(config)
+            run_folder.begin(folder, config)
+            return config, None
         start = weights.checkpoint_of(self._output, resume)
         return resuming.resumed(self._resolve(self._put_model()), start, self._output), start
 

@@ -21,6 +21,7 @@ import anyio
 from corrente.controller.checkpointer import CHECKPOINT_ATTR
 from corrente.data.checkpoint_names import CHECKPOINTS, LEARNER, step_of_checkpoint
 from corrente.errors import ConfigError
+from corrente.trl.checkpoint_links import link_checkpoint
 from corrente.trl.logs import LogWindow, evaluated
 from corrente.trl.translate import Steps
 
@@ -108,14 +109,7 @@ class Watcher:
         self._saved_at = step
         target = self._folder / CHECKPOINTS / name / LEARNER
         output = self._folder.parents[1]
-        for link in output.glob("checkpoint-*"):
-            if link.is_symlink() and not link.exists():
-                link.unlink()
-        link = output / f"checkpoint-{step * self._steps.updates}"
-        if link.is_symlink():
-            link.unlink()
-        if not link.exists():
-            link.symlink_to(target.relative_to(output))
+        link_checkpoint(output / f"checkpoint-{step * self._steps.updates}", target)
         self._trainer.state.save_to_json(str(self._folder / "trainer_state.json"))
         self._call("on_save")
         self._heed()

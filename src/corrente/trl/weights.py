@@ -8,12 +8,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from corrente.config.paths import expand_home
 from corrente.controller import checkpoint_folder
 from corrente.data.checkpoint_names import CHECKPOINTS, LEARNER, step_of_checkpoint
 from corrente.errors import CheckpointError, ConfigError
 from corrente.models import cache as model_cache
 from corrente.models import pretrained
 from corrente.models.progress_bars import no_progress_bars
+from corrente.trl.checkpoint_links import linked_checkpoint
 
 ADAPTER = "adapter_config.json"
 NOT_MODEL = ("learner.pt",)
@@ -88,7 +90,8 @@ def checkpoint_of(output: Path, asked: bool | str) -> Path:
         if not runs:
             raise ConfigError(f"resume_from_checkpoint = True: {output} holds no complete checkpoint")
         return max(runs, key=lambda path: (path / checkpoint_folder.MARKER).stat().st_mtime)
-    path = Path(str(asked)).resolve()
+    path = Path(expand_home(str(asked))).absolute()
+    path = (linked_checkpoint(path) or path).resolve()
     start = path.parent if path.name == LEARNER else path
     found = checkpoint_folder.complete(start.parent)
     if start not in found:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -186,7 +187,10 @@ class Server:
         self.socket = folder / "http"
         packages = folder / "packages"
         packages.mkdir()
-        (packages / "corrente").symlink_to(PACKAGE, target_is_directory=True)
+        try:
+            (packages / "corrente").symlink_to(PACKAGE, target_is_directory=True)
+        except OSError:  # a file system without symbolic links
+            shutil.copytree(PACKAGE, packages / "corrente", ignore=shutil.ignore_patterns("__pycache__"))
         role = WorkerRole(
             name=self.name,
             path=SUPERVISOR_ROLE,
