@@ -18,6 +18,7 @@ SMALLEST = {
     "corrections": f"{CONFIG} --steps 1 --lags 0 --seeds 0 --variants dppo_tv --prompts 4 --every 1",
     "curves": f"{CONFIG} --steps 2 --every 2 --prompts 4 --seeds 0 --variants sync --set sampling.max_tokens=4",
     "delta": f"{MODEL} --lr 1e-6 --steps 1 --prompts 1 --group 2 --tokens 4 --zero-variance keep",
+    "door": "",
     "endtoend": f"{MODEL} --steps 2 --rounds 1 --variants window",
     "engine": f"{MODEL} --sequences 8 --tokens 8 --rounds 1",
     "inflight": f"{MODEL} --steps 2 --repeats 1 --kinds swap",

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from corrente import backends
 from corrente import config as c
-from corrente.backends.adamw import AdamW
+from corrente.backends.optimizer import LearnerOptimizer
 from corrente.data.reductions import Accumulator
 
 
@@ -48,7 +48,7 @@ class GlooTotals:
         return out
 
 
-class ShardedAdamW(AdamW):
+class ShardedOptimizer(LearnerOptimizer):
     """The norm of sharded gradients is a total over ranks."""
 
     def norm(self) -> float:
@@ -76,8 +76,8 @@ class ShardedBackend:
         self._prepared.append(policy)
         return policy
 
-    def optimizer(self, policy: nn.Module) -> AdamW:
-        return ShardedAdamW(policy, learner=self._learner)
+    def optimizer(self, policy: nn.Module) -> LearnerOptimizer:
+        return ShardedOptimizer(policy, learner=self._learner)
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         self._prepared[0].set_requires_gradient_sync(last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from collections.abc import Callable
@@ -14,12 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.numerics.learner_continuation import check_continues, same, weights
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, get_scheduler
+from transformers.optimization import Adafactor
 
 from corrente import config as c
 from corrente.algo.base import Trained
 from corrente.algo.losses import PolicyObjective
 from corrente.backends.base import StepOptimizer
+from corrente.backends.optimizer import LearnerOptimizer
 from corrente.backends.single import SingleDevice
 from corrente.config import RunConfig
 from corrente.config.load import parse_config
@@ -29,7 +32,7 @@ from corrente.learner.core import TorchLearner
 from corrente.learner.model import compute_dtype
 from corrente.learner.packing import plan_packs
 from corrente.learner.policy import Policy
-from corrente.learner.schedule import learning_rate
+from corrente.learner.schedule import check_schedule, learning_rate
 
 
 def _config(path: Path, **sections: Any) -> RunConfig:
@@ -402,6 +405,78 @@ def test_schedule_by_hand(schedule, warmup, want):
     learner = c.LearnerConfig(lr=1.0, schedule=schedule, warmup_steps=warmup)
     got = [learning_rate(learner, step=step, steps=4) for step in range(len(want))]
     assert got == [pytest.approx(value, abs=1e-12) for value in want]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more"),
+    [
+        ("cosine_with_restarts", {"num_cycles": 2}),
+        ("polynomial", {"lr_end": 1e-4, "power": 2.0}),
+        ("inverse_sqrt", {"timescale": 3}),
+        ("cosine_with_min_lr", {"min_lr": 1e-3}),
+        ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1}),
+        ("warmup_stable_decay", {"num_decay_steps": 4}),
+    ],
+)
+def test_schedules_of_transformers_are_theirs(schedule: str, more: dict[str, Any]):
+    learner = c.LearnerConfig(lr=0.01, schedule=schedule, warmup_steps=2, schedule_args=more)  # pyright: ignore
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.01)
+    theirs = get_scheduler(schedule, optimizer, 2, 12, scheduler_specific_kwargs=more)
+    for step in range(12):
+        assert learning_rate(learner, step=step, steps=12) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        theirs.step()
+
+
+def test_arguments_that_a_schedule_does_not_take_are_refused():
+    for learner, words in (
+        (c.LearnerConfig(schedule="polynomial", schedule_args={"cycles": 2}), '"polynomial" does not take them'),
+        (c.LearnerConfig(schedule="cosine", schedule_args={"num_cycles": 2}), '"cosine" has none'),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_schedule(learner, steps=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "make"),
+    [
+        ("sgd", {"momentum": 0.9}, lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9)),
+        ("adagrad", {}, lambda groups: torch.optim.Adagrad(groups, lr=1e-2)),
+        ("rmsprop", {"alpha": 0.9}, lambda groups: torch.optim.RMSprop(groups, lr=1e-2, alpha=0.9)),
+        ("adafactor", {}, lambda groups: Adafactor(groups, lr=1e-2, scale_parameter=False, relative_step=False)),
+    ],
+)
+def test_optimizer_moves_as_its_own_class_and_goes_on_from_its_state(name: str, more: dict[str, Any], make: Any):
+    def layer() -> torch.nn.Linear:
+        torch.manual_seed(0)
+        return torch.nn.Linear(4, 3)
+
+    settings = c.LearnerConfig(lr=1e-2, weight_decay=0.1, optimizer=name, optimizer_args=more)  # pyright: ignore
+    plain = layer()
+    theirs = make([{"params": [plain.weight], "weight_decay": 0.1}, {"params": [plain.bias], "weight_decay": 0.0}])
+    ours = layer()
+    optimizer = LearnerOptimizer(ours, learner=settings)
+    for step in range(4):
+        for module in (plain, ours):
+            module(torch.full((2, 4), 1.0 + step)).square().sum().backward()
+        theirs.step()
+        theirs.zero_grad()
+        optimizer.step(lr=1e-2, norm=1.0, max_norm=0.0)
+        if step == 1:  # as after a restart
+            state = copy.deepcopy(optimizer.state())
+            optimizer = LearnerOptimizer(ours, learner=settings)
+            optimizer.restore(state)
+    torch.testing.assert_close(ours.weight, plain.weight)
+    torch.testing.assert_close(ours.bias, plain.bias)
+    with pytest.raises(ValueError, match=f'the state of the optimizer "{name}"'):
+        LearnerOptimizer(layer(), learner=c.LearnerConfig()).restore(optimizer.state())
+
+
+def test_arguments_that_an_optimizer_does_not_take_are_refused():
+    with pytest.raises(ConfigError, match='"sgd" does not take them'):
+        LearnerOptimizer(
+            torch.nn.Linear(1, 1), learner=c.LearnerConfig(optimizer="sgd", optimizer_args={"momentun": 1})
+        )
 
 
 def test_compute_dtype_is_single_precision_on_a_cpu():

@@ -21,6 +21,7 @@ from corrente.config import Embedded, Http, Inline, NoBuffer, Procs, RunConfig, 
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.inputs import RunInputs
 from corrente.errors import ConfigError
+from corrente.trl import bring
 from corrente.trl.argument import Argument
 from corrente.trl.config import ARGUMENTS, PASSED_ON
 from corrente.trl.methods import ASYNC, GRPO, SHARED
@@ -54,7 +55,7 @@ def test_table_names_each_argument_once():
 
 @pytest.mark.parametrize("argument", ARGUMENTS.values(), ids=lambda a: a.name)
 def test_argument_says_where_it_stands(argument: Argument):
-    if argument.stance in ("implied", "refused"):
+    if argument.stance in ("implied", "hint", "refused"):
         assert argument.note
         assert not argument.key
     else:
@@ -236,13 +237,13 @@ def test_generation_batch_says_how_many_steps_a_version_lasts(given: dict[str, A
         ),
         ({"eval_strategy": "steps"}, {}, "eval_strategy = 'steps': give the trainer an eval_dataset"),
         ({"eval_strategy": "sometimes"}, {}, "eval_strategy = 'sometimes': it must be one of no, steps, epoch"),
-        ({"lr_scheduler_type": "polynomial"}, {}, "lr_scheduler_type = 'polynomial'"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "lr_scheduler_type = 'reduce_lr_on_plateau'"),
         ({"loss_type": "ppo"}, {}, "loss_type = 'ppo'"),
         ({"scale_rewards": "std"}, {}, "scale_rewards = 'std'"),
         ({"report_to": "comet_ml"}, {}, "report_to = 'comet_ml'"),
         ({"max_staleness": -1}, {}, "max_staleness = -1: it must be at least 0"),
         ({"generation_kwargs": {"num_beams": 2}}, {}, "generation_kwargs['num_beams']"),
-        ({"model_init_kwargs": {"attn_implementation": "x"}}, {}, "model_init_kwargs"),
+        ({"model_init_kwargs": {"num_hidden_layers": 2}}, {}, "model_init_kwargs"),
         ({"dtype": "float16"}, {}, "dtype = 'float16'"),
         ({"save_total_limit": 0}, {}, "save_total_limit = 0"),
         ({"steps_per_generation": 4}, {}, "steps_per_generation = 4: AsyncGRPOConfig says with weight_sync_steps"),
@@ -268,8 +269,6 @@ def test_wrong_value_is_refused_before_anything_is_loaded(given: dict[str, Any],
     ("name", "words"),
     [
         ("lerning_rate", "did you mean learning_rate?"),
-        ("max_prompt_length", "a filter of the dataset"),
-        ("warmup_ratio", "use warmup_steps"),
         ("stalenes", "did you mean"),
     ],
 )
@@ -418,8 +417,8 @@ def test_value_that_is_set_later_counts():
     config = resolved(args)
     assert config.learner.lr == 0.5
     assert isinstance(config.engine, Vllm)
-    args.fp16 = True
-    with pytest.raises(ConfigError, match="fp16"):
+    args.repetition_penalty = 1.1
+    with pytest.raises(ConfigError, match="repetition_penalty"):
         resolved(args)
 
 
@@ -495,3 +494,87 @@ def test_page_is_current():
 def test_what_is_passed_on_must_be_a_dictionary(passed_on: Any):
     with pytest.raises(ConfigError, match=r"corrente = .* must be a dictionary"):
         AsyncGRPOConfig(output_dir="out", corrente=passed_on)
+
+
+# ---- hints and names of other versions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argument", [a for a in ARGUMENTS.values() if a.stance == "hint"], ids=lambda a: a.name)
+def test_hint_is_taken_with_one_line_and_changes_nothing(argument: Argument):
+    strange: Any = {bool: True, int: 7, float: 0.123, str: "strange"}.get(type(argument.default), "strange")
+    with pytest.warns(UserWarning, match="is accepted") as warned:
+        args = GRPOConfig(**{argument.name: strange})
+    (line,) = (str(warning.message) for warning in warned)
+    assert line == f"{argument.name} = {strange!r} is accepted, and changes nothing here: {argument.note}"
+    assert resolved(args) == resolved(GRPOConfig())
+
+
+def test_how_a_model_is_loaded_is_a_hint():
+    with pytest.warns(UserWarning, match="attn_implementation, device_map accepted, and without effect"):
+        args = GRPOConfig(model_init_kwargs={"device_map": "auto", "attn_implementation": "sdpa", "dtype": "float32"})
+    assert resolved(args).model.dtype == "auto"
+
+
+@pytest.mark.parametrize(
+    ("optim", "name"),
+    [
+        ("adamw_torch", "adamw"),
+        ("adamw_hf", "adamw"),
+        ("adafactor", "adafactor"),
+        ("sgd", "sgd"),
+        ("rmsprop", "rmsprop"),
+    ],
+)
+def test_optimizers_have_their_names_of_transformers(optim: str, name: str):
+    assert resolved(GRPOConfig(optim=optim)).learner.optimizer == name
+
+
+def test_arguments_of_an_optimizer_are_text_or_a_dictionary():
+    told = resolved(GRPOConfig(optim="sgd", optim_args="momentum=0.9, nesterov=True")).learner.optimizer_args
+    assert told == {"momentum": 0.9, "nesterov": True}
+    assert resolved(GRPOConfig(optim="sgd", optim_args=told)).learner.optimizer_args == told
+
+
+def test_optimizer_whose_package_is_missing_is_refused_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else found(name))
+    config = resolved(GRPOConfig(optim="paged_adamw_8bit"))
+    assert config.learner.optimizer == "paged_adamw_8bit"
+    assert "pip install bitsandbytes" in refusal(check_config, config)
+
+
+def test_schedule_has_its_arguments():
+    args = GRPOConfig(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr": 1e-7}, max_steps=8)
+    assert (resolved(args).learner.schedule, resolved(args).learner.schedule_args) == (
+        "cosine_with_min_lr",
+        {"min_lr": 1e-7},
+    )
+
+
+def test_deprecated_names_do_what_they_did():
+    with pytest.warns(UserWarning, match="warmup_ratio = 0.25 is deprecated: use warmup_steps"):
+        args = GRPOConfig(warmup_ratio=0.25, max_steps=8)
+    assert resolved(args).learner.warmup_steps == 2
+    with pytest.warns(UserWarning, match="max_prompt_length = 5 is deprecated"):
+        args = GRPOConfig(max_prompt_length=5)
+    assert getattr(resolved(args).prompts, "max_prompt_tokens") == 5  # noqa: B009
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_every_loss_is_taken_at_every_level_with_the_defaults_of_trl(loss: str, level: str):
+    if loss == "luspo" and level == "token":
+        return  # TRL refuses it as well
+    config = resolved(GRPOConfig(loss_type=loss, importance_sampling_level=level))
+    algo_checks.check(config)
+
+
+def test_no_bound_of_the_gradient_is_none_here_as_in_trl():
+    assert resolved(GRPOConfig(max_grad_norm=None)).learner.max_grad_norm == 0.0
+
+
+def test_rank_stabilised_adapters_are_scaled_as_peft_scales_them():
+    peft = pytest.importorskip("peft")
+    wanted = peft.LoraConfig(r=16, lora_alpha=8, target_modules=["q_proj"], use_rslora=True)
+    keys = bring.adapters(wanted)
+    assert keys["adapters.alpha"] / keys["adapters.rank"] == pytest.approx(8 / 4)

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from corrente.algo import bind
 from corrente.algo.kinds import aggregation_of, is_effective, objective_kind, proximal_of, ratio_level
-from corrente.config import Algo, ClippedObjective, GdpoAdvantage, MaxrlAdvantage, RunConfig, Staleness, schema
+from corrente.config import (
+    Algo,
+    CispoObjective,
+    ClippedObjective,
+    GdpoAdvantage,
+    MaxrlAdvantage,
+    RunConfig,
+    Staleness,
+    schema,
+)
 from corrente.errors import ConfigError
 
 SEQUENCE_EPSILON_MAX = 0.1
@@ -26,6 +35,25 @@ def check(config: RunConfig) -> None:
     _check_kl(config.algo)
     _check_corrections(config.staleness)
     _check_unused(config)
+
+
+def cautions(config: RunConfig) -> list[str]:
+    """Warnings for the start of a run, about settings of the objective that work, and rarely as they are meant."""
+    clip, found = config.algo.objective, list[str]()
+    if isinstance(clip, ClippedObjective) and ratio_level(config.algo) == "sequence":
+        high = clip.epsilon if clip.epsilon_high is None else clip.epsilon_high
+        found += [
+            f"algo.objective.{key} = {value:g}: it bounds the mean ratio of a sequence, which stays near 1, so it never acts; "
+            "GSPO has epsilon 3e-4 and epsilon_high 4e-4"
+            for key, value in (("epsilon", clip.epsilon), ("epsilon_high", high))
+            if value > SEQUENCE_EPSILON_MAX
+        ]
+    if isinstance(clip, CispoObjective) and clip.epsilon_high < 1:
+        found.append(
+            f"algo.objective.epsilon_high = {clip.epsilon_high:g}: the largest weight of a token lies below that of an unchanged "
+            "policy, 1, so nearly all tokens have that weight; ScaleRL has 5"
+        )
+    return found
 
 
 def _check_sampling(config: RunConfig) -> None:
@@ -58,12 +86,6 @@ def _check_clip(algo: Algo) -> None:
             f"algo.objective.delta = {clip.delta}: the dual clip must lie above 1 + algo.objective.epsilon_high = {1 + high:g}, "
             'or be "none"'
         )
-    for key, value in (("epsilon", clip.epsilon), ("epsilon_high", high)):
-        if ratio_level(algo) == "sequence" and value > SEQUENCE_EPSILON_MAX:
-            raise ConfigError(
-                f"algo.objective.{key} = {value:g}: it bounds the mean ratio of a sequence, which stays near 1; at most "
-                f"{SEQUENCE_EPSILON_MAX:g} (GSPO: epsilon 3e-4, epsilon_high 4e-4)"
-            )
 
 
 def _check_average(algo: Algo) -> None:

@@ -4,7 +4,7 @@ single   one device, one process: AdamW over all parameters. Pick it when model,
          16 bytes a parameter in float32.
 
 base     the contracts of a backend and of its optimizer
-adamw    the optimizer that backends share
+optimizer  the optimizers that backends share
 """
 
 from __future__ import annotations

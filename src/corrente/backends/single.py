@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor, nn
 
 from corrente import config
-from corrente.backends.adamw import AdamW
+from corrente.backends.optimizer import LearnerOptimizer
 from corrente.data.step_totals import LOCAL_TOTALS, StepTotals
 
 
@@ -23,8 +23,8 @@ class SingleDevice:
         self._prepared.append(policy)
         return policy
 
-    def optimizer(self, policy: nn.Module) -> AdamW:
-        return AdamW(policy, learner=self._learner)
+    def optimizer(self, policy: nn.Module) -> LearnerOptimizer:
+        return LearnerOptimizer(policy, learner=self._learner)
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         return nullcontext()

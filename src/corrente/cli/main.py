@@ -182,6 +182,7 @@ def _steps(count: int) -> str:
 
 def _notes(config: RunConfig) -> list[str]:
     """The numbers that follow from a config, as comments for --dry-run."""
+    from corrente.entrypoints.checks import cautions
     from corrente.models import cache as model_cache
     from corrente.staleness import gate
 
@@ -194,6 +195,7 @@ def _notes(config: RunConfig) -> list[str]:
         f"slots = {slots or 'unlimited'}, window = {gate.window(config) or 'none'} (groups)",
         f"age of a trained token: {'no bound' if age is None else f'at most {age}'} (versions)",
         f"model: {model}{fetched}",
+        *(f"warning: {caution}" for caution in cautions(config)),
     ]
 
 

@@ -84,7 +84,7 @@ class GmpoObjective(Kind, frozen=True, kw_only=True, tag="gmpo"):
 class CispoObjective(Kind, frozen=True, kw_only=True, tag="cispo"):
     """REINFORCE with a truncated importance weight. CISPO, arXiv:2506.13585."""
 
-    epsilon_high: Annotated[float, Meta(ge=1)] = 5.0
+    epsilon_high: PositiveFloat = 5.0
     """The largest weight. 5: ScaleRL, arXiv:2510.13786."""
     importance_sampling_level: RatioLevel = "token"
     """The weight: of each token, or the geometric mean over its sequence."""

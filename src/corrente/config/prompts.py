@@ -28,6 +28,8 @@ class _Rows(Kind, frozen=True, kw_only=True):
     """0: repeat for ever."""
     shuffle: bool = True
     """Another order each epoch, from run.seed; false: the order they are in."""
+    max_prompt_tokens: Natural = 0
+    """Of a longer prompt the last so many tokens are kept, for plain completions; 0: all."""
 
 
 class Jsonl(_Rows, frozen=True, kw_only=True, tag="jsonl"):

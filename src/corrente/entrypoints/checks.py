@@ -6,6 +6,7 @@ file and the user's reward module. Ranges of single keys are the loader's busine
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from corrente.config import (
     schema,
 )
 from corrente.config.env import Environments
+from corrente.config.learner import INSTALL, OPTIMIZER_PACKAGES
 from corrente.config.prompts import ArithmeticSource, JsonlSource, ParquetSource
 from corrente.config.rewards import Teaching
 from corrente.data.types import Prompt
@@ -39,6 +41,7 @@ from corrente.engine.vllm import checks as vllm_checks
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs
 from corrente.env import checks as env_checks
 from corrente.errors import ConfigError
+from corrente.learner.schedule import check_schedule
 from corrente.models import cache as model_cache
 from corrente.models import devices, pretrained
 from corrente.models.limits import context_tokens, position_limit, vocabulary_size
@@ -56,6 +59,11 @@ MOST_THREADS = 1024
 """Beyond any machine's cores, and below what crashes a thread pool."""
 
 __all__ = ["check_config", "check_loaded_prompts"]
+
+
+def cautions(config: RunConfig) -> list[str]:
+    """Warnings for the start of a run, about settings that work and are rarely meant."""
+    return [*adapters_checks.cautions(config), *algo_checks.cautions(config)]
 
 
 def check_config(config: RunConfig, inputs: RunInputs = NO_INPUTS) -> None:
@@ -135,6 +143,11 @@ def _learner(config: RunConfig) -> None:
     if not all(0 <= beta < 1 for beta in config.learner.betas):
         betas = schema.show(config.learner.betas)
         raise ConfigError(f"learner.betas = {betas}: both must be at least 0 and below 1")
+    name = config.learner.optimizer
+    package = OPTIMIZER_PACKAGES.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise ConfigError(f'learner.optimizer = "{name}": it needs {package}: {INSTALL[package]}')
+    check_schedule(config.learner, steps=config.run.steps)
 
 
 def _pool(config: RunConfig) -> None:

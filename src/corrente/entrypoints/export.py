@@ -112,9 +112,9 @@ def push_run(
 
 
 def upload_folder(
-    folder: Path, repo: str, *, private: bool | None = None, token: str | None = None, message: str
+    folder: Path, repo: str, *, private: bool | None = None, token: str | None = None, message: str, branch: str = ""
 ) -> str:
-    """Upload a directory as it is; the address of the repository. FetchError when that does not succeed."""
+    """Upload a directory, to ``branch`` or main; the address of the repository. FetchError when that does not succeed."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 
@@ -122,7 +122,9 @@ def upload_folder(
     hub = HfApi(token=token)
     try:
         made = hub.create_repo(repo, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message)
+        if branch:
+            hub.create_branch(made.repo_id, branch=branch, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=message, revision=branch or None)
     except Exception as error:  # of the network and the hub; what they raise differs from version to version
         reason = " ".join(str(error).split())[:300]
         raise FetchError(f"{repo} was not uploaded to {hub.endpoint}: {type(error).__name__}: {reason}") from error

@@ -25,7 +25,7 @@ from corrente.data.checkpoint_names import CHECKPOINTS, LEARNER
 from corrente.entrypoints import run_folder
 from corrente.entrypoints.assemble import open_parts
 from corrente.entrypoints.blocking import run_blocking
-from corrente.entrypoints.checks import check_config
+from corrente.entrypoints.checks import cautions, check_config
 from corrente.entrypoints.inputs import NO_INPUTS, RunInputs, recorded_config
 from corrente.entrypoints.run_folder import LOGS, run_folder_path
 from corrente.entrypoints.stop_signals import receive_stop_signals, stop_on_signals
@@ -130,8 +130,6 @@ async def run_training(
     seconds, or one before everything has started, raises Interrupted. Raises PipelineError, or ConfigError for what only the
     model's files could tell.
     """
-    from corrente.adapters.checks import cautions
-
     checkpoints = run_folder_path(config) / CHECKPOINTS
     newest = checkpoint_folder.latest(checkpoints) if resume else None
     if resume and newest is None:

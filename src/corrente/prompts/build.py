@@ -83,6 +83,7 @@ class PromptBuilder:
             chat=self._chat,
             environments=self._environments,
             opens=self._opens,
+            max_tokens=section.max_prompt_tokens,
         )
 
 

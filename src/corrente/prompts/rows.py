@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from corrente.common.plain_data import plain_data, plain_text, safe_text, to_plain
-from corrente.data.types import Prompt
+from corrente.data.types import Prompt, Tokens
 from corrente.errors import ConfigError, RolloutError
 from corrente.prompts.base import ENVIRONMENT_COLUMN, NO_PROMPT, ChatEncoder, Encode
 from corrente.prompts.chat import parse_conversation
@@ -54,7 +54,8 @@ class RowReader:
     """Makes prompts of rows. ``name`` is what messages call the source; ``chat`` renders conversations.
 
     ``environments``: names that a row may have in its column "environment"; None: there are none to choose from. ``opens``:
-    an environment brings the first messages, so that a row may be without a prompt.
+    an environment brings the first messages, so that a row may be without a prompt. ``max_tokens``: of a longer prompt the last
+    so many tokens are kept; 0: all.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class RowReader:
         chat: ChatEncoder | None = None,
         environments: Collection[str] | None = None,
         opens: bool = False,
+        max_tokens: int = 0,
     ) -> None:
         self._encode, self._chat, self._column, self.name = encode, chat, column, name
-        self._environments, self._opens = environments, opens
+        self._environments, self._opens, self._max_tokens = environments, opens, max_tokens
 
     def check_table(self, table: Table) -> None:
         """Raise ConfigError for the first row of a table that names an unknown environment."""
@@ -88,14 +90,17 @@ class RowReader:
             row = {self._column: [dict(message) for message in NO_PROMPT]}
         asked = prompt_of_row(row, prompt_id, column=self._column, name=self.name)
         if isinstance(asked, str):
-            return Prompt(id=prompt_id, tokens=np.array(self._encode(asked), np.int32), text=asked, fields=plain)
+            return Prompt(id=prompt_id, tokens=self._cut(self._encode(asked)), text=asked, fields=plain)
         if self._chat is None:
             raise ConfigError(f"{self.name}: row {prompt_id} is a conversation, and there is nothing to render it with")
         try:
             text, tokens = self._chat.prompt(asked)
         except RolloutError as error:
             raise ConfigError(f"{self.name}: row {prompt_id}: {error}") from error
-        return Prompt(id=prompt_id, tokens=np.array(tokens, np.int32), text=text, messages=asked, fields=plain)
+        return Prompt(id=prompt_id, tokens=self._cut(tokens), text=text, messages=asked, fields=plain)
+
+    def _cut(self, tokens: Sequence[int]) -> Tokens:
+        return np.array(tokens[-self._max_tokens :] if self._max_tokens else tokens, np.int32)
 
 
 def check_environment(value: object, row: object, *, name: str, environments: Collection[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import tempfile
@@ -57,6 +58,9 @@ class Rewards(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         }
 
 
+NO_DOWNLOAD: Mapping[str, Any] = {}
+
+
 class Workbench:
     """A trainer's own folder, made when something is put there, and locked as long as the trainer lives: several trainers may
     have one OUTPUT_DIR. Folders of those that were killed are removed."""
@@ -68,11 +72,11 @@ class Workbench:
         self._seen: tuple[int, ...] = ()
         self._copies = 0
 
-    def model(self, model: Any, processing_class: Any, *, revision: str | None = None) -> str:
+    def model(self, model: Any, processing_class: Any, *, download: Mapping[str, Any] = NO_DOWNLOAD) -> str:
         """A directory with the model and the tokenizer that is to be used."""
         if not isinstance(model, str | Path):
             return str(self._loaded(model, processing_class))
-        path = self.directory(str(model), key="model", revision=revision)
+        path = self.directory(str(model), key="model", download=download)
         if processing_class is None:
             return path
         return self._beside("model", path, processing_class, key="processing_class")
@@ -87,10 +91,10 @@ class Workbench:
         _saved_tokenizer(model, processing_class, home, key=key, trust_remote_code=self._trust)
         return str(home)
 
-    def directory(self, name: str, *, key: str, revision: str | None = None) -> str:
+    def directory(self, name: str, *, key: str, download: Mapping[str, Any] = NO_DOWNLOAD) -> str:
         """A directory, or a name corrente knows, as it is; a name of the hub as where huggingface_hub has it, with Python code
         only where that is trusted."""
-        return _directory(name, key=key, revision=revision, code=self._trust)
+        return _directory(name, key=key, download=download, code=self._trust)
 
     def remove(self) -> None:
         if self._own is None:
@@ -252,6 +256,7 @@ def adapters(peft_config: Any) -> dict[str, Any]:
         "peft_type",
         "inference_mode",
         "peft_version",
+        "use_rslora",
     }
     plain = type(peft_config)()
     for name, default in vars(plain).items():
@@ -268,15 +273,19 @@ def adapters(peft_config: Any) -> dict[str, Any]:
         raise ConfigError(
             f"peft_config: target_modules = {targets!r}; it must be a list of names or ends of names, or 'all-linear'"
         )
+    keys = {f"adapters.{ours}": getattr(peft_config, theirs) for theirs, ours in PEFT_KEYS.items()}
+    if getattr(peft_config, "use_rslora", False):
+        # Rank-stabilised: scaled by alpha / sqrt(r), which is another alpha over r (Kalajdzievski 2023, arXiv:2312.03732).
+        keys["adapters.alpha"] = float(peft_config.lora_alpha) * math.sqrt(peft_config.r)
     return {
         "adapters.kind": "lora",
-        **{f"adapters.{ours}": getattr(peft_config, theirs) for theirs, ours in PEFT_KEYS.items()},
+        **keys,
         "adapters.targets": [targets] if isinstance(targets, str) else sorted(targets),
         "adapters.target_parameters": sorted(getattr(peft_config, "target_parameters", None) or ()),
     }
 
 
-def _directory(name: str, *, key: str, revision: str | None, code: bool) -> str:
+def _directory(name: str, *, key: str, download: Mapping[str, Any], code: bool) -> str:
     if name in model_cache.KNOWN_MODELS:
         return name
     place = Path(expand_home(name)).absolute()
@@ -288,7 +297,7 @@ def _directory(name: str, *, key: str, revision: str | None, code: bool) -> str:
 
     files = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", *(["*.py"] if code else [])]
     try:
-        return str(snapshot_download(name, revision=revision, allow_patterns=files))
+        return str(snapshot_download(name, allow_patterns=files, **download))
     except Exception as error:  # of network, hub, disk and cache; each library version has others
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(

@@ -12,17 +12,22 @@ import copy
 import dataclasses
 import difflib
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from corrente.errors import ConfigError
-from corrente.trl.argument import Argument
+from corrente.trl.argument import LOADING, Argument
 from corrente.trl.methods import ASYNC, ELSEWHERE, GRPO, SHARED
 from corrente.trl.training import TRAINING
 
 ARGUMENTS: Mapping[str, Argument] = {a.name: a for a in (*TRAINING, *SHARED, *GRPO, *ASYNC)}
 SECRET = ("hub_token",)
 PASSED_ON = "corrente"
+DEPRECATED = {
+    "warmup_ratio": "use warmup_steps, which is a part of all steps where it is below 1",
+    "max_prompt_length": "TRL has dropped it; cut or filter the prompts of the dataset",
+}
 
 
 class Arguments:
@@ -48,6 +53,8 @@ class Arguments:
             )
             setattr(self, field.name, _read(field.name, given[field.name]) if field.name in given else default)
         check(self)
+        for line in remarks(self):
+            warnings.warn(line, stacklevel=2)
 
     def says(self, name: str) -> bool:
         """Whether ``name`` was given, or set to another value than its default."""
@@ -108,6 +115,23 @@ def check(args: Arguments) -> None:
         if not argument.accepts(value, asynchronous=args.asynchronous):
             default = argument.default_for(asynchronous=args.asynchronous)
             raise ConfigError(f"{name} = {value!r}: not supported, leave it at {default!r}: {argument.note}")
+
+
+def remarks(args: Arguments) -> list[str]:
+    """A line for every argument whose value is accepted and has no effect of its own, and for every deprecated one."""
+    found: list[str] = []
+    for name in (field.name for field in dataclasses.fields(args)):  # pyright: ignore[reportArgumentType]
+        argument, value = ARGUMENTS.get(name), getattr(args, name)
+        if argument is None:
+            continue
+        if argument.stance == "hint" and not argument.accepts(value, asynchronous=args.asynchronous):
+            found.append(f"{name} = {value!r} is accepted, and changes nothing here: {argument.note}")
+        elif name in DEPRECATED and value is not None:
+            found.append(f"{name} = {value!r} is deprecated: {DEPRECATED[name]}")
+    loading = sorted(set(LOADING) & set(getattr(args, "model_init_kwargs", None) or ()))
+    if loading:
+        found.append(f"model_init_kwargs: {', '.join(loading)} accepted, and without effect: workers load the model")
+    return found
 
 
 def _unknown(config: str, name: str, known: list[str]) -> str:

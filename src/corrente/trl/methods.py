@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corrente.trl.argument import Argument, implied, key, refused, rule
+from corrente.trl.argument import Argument, hint, implied, key, refused, rule
 
 SEGMENT = "vLLM's own server, launched or attached to, serves the run"
 REFERENCE = "the reference is the initial model; algo.beta alone decides about it"
@@ -14,7 +14,7 @@ SHARED: tuple[Argument, ...] = (
         "model_init_kwargs",
         None,
         "model.dtype",
-        "dtype, revision and trust_remote_code; other keys are refused by name",
+        "dtype, trust_remote_code, and where files of the hub come from; how a model is loaded is a hint",
         type=dict | str | None,
     ),
     rule(
@@ -23,10 +23,21 @@ SHARED: tuple[Argument, ...] = (
         "model.trust_remote_code",
         "or in model_init_kwargs; of reward models too. False: what needs code of its own is refused",
     ),
-    refused(
-        "router_aux_loss_coef", None, "no balancing loss is added to the policy's; 0.0 says so", 0.0, type=float | None
+    rule(
+        "router_aux_loss_coef",
+        None,
+        "learner.router_aux_loss_coef",
+        "of a mixture of experts; None: no balancing loss",
+        type=float | None,
     ),
     # ---- generation
+    rule(
+        "max_prompt_length",
+        None,
+        "prompts.max_prompt_tokens",
+        "deprecated: of a longer prompt the last so many tokens are kept; plain completions only",
+        type=int | None,
+    ),
     key("num_generations", 8, "run.group_size"),
     key("max_completion_length", 512, "sampling.max_tokens", asynchronous=2048),
     key("temperature", 1.0, "sampling.temperature", "evaluation likewise"),
@@ -72,7 +83,7 @@ GRPO: tuple[Argument, ...] = (
     implied(
         "disable_dropout", False, "dropout is off in any case: the policy that is trained must be the one that sampled"
     ),
-    refused(
+    hint(
         "cast_lm_head_to_fp32", False, "softmax and loss are float32; bf16=False makes the output layer float32 as well"
     ),
     rule("num_generations_eval", None, "eval.samples", "None: num_generations", type=int | None),
@@ -100,7 +111,7 @@ GRPO: tuple[Argument, ...] = (
         "temperature, top_p, top_k, min_p, max_tokens, stop, stop_token_ids; evaluation likewise",
         type=dict | str | None,
     ),
-    refused("cache_implementation", None, "engines have a cache of their own", type=str | None),
+    hint("cache_implementation", None, "engines have a cache of their own", type=str | None),
     rule("use_vllm", False, "engine.kind", 'true: "vllm"; false: "embedded"'),
     rule(
         "vllm_mode",
@@ -110,7 +121,7 @@ GRPO: tuple[Argument, ...] = (
         asynchronous="server",
     ),
     rule("vllm_model_impl", "vllm", "engine.args", "of a launched server"),
-    refused("vllm_enable_sleep_mode", False, "generation goes on while the learner works"),
+    hint("vllm_enable_sleep_mode", False, "generation goes on while the learner works"),
     refused(
         "vllm_structured_outputs_regex",
         None,
@@ -194,10 +205,10 @@ GRPO: tuple[Argument, ...] = (
     rule("off_policy_mask_threshold", None, "staleness.off_policy_mask_threshold", "None: off", type=float | None),
     rule("use_bias_correction_kl", True, "algo.use_bias_correction_kl", "with beta above 0"),
     implied("log_multimodal", True, "prompts are text"),
-    refused("log_unique_prompts", False, "samples.jsonl and the trackers' tables show completions"),
-    refused("log_completions_hub_repo", None, "completions are in samples.jsonl of the run folder", type=str | None),
+    hint("log_unique_prompts", False, "samples.jsonl and the trackers' tables show completions"),
+    hint("log_completions_hub_repo", None, "completions are in samples.jsonl of the run folder", type=str | None),
     implied("use_transformers_continuous_batching", False, "the embedded engine batches continuously in any case"),
-    refused("transformers_continuous_batching_config", None, "see the section engine", {}, type=dict | str | None),
+    hint("transformers_continuous_batching_config", None, "see the section engine", {}, type=dict | str | None),
     implied("use_transformers_paged", False, "see use_transformers_continuous_batching"),
 )
 
@@ -254,12 +265,10 @@ ELSEWHERE: dict[str, str] = {
     "eval_temperature": "corrente={'eval.temperature': ...}",
     "evaluation_strategy": "eval_strategy",
     "logging_dir": "output_dir: trackers write into the run folder",
-    "max_prompt_length": "a filter of the dataset: TRL has no such argument any more",
     "max_new_tokens": "max_completion_length",
     "no_cuda": "use_cpu",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "torch_dtype": "model_init_kwargs={'dtype': ...}",
     "wandb_project": "project",
-    "warmup_ratio": "warmup_steps, which is a part of all steps when it is below 1",
 }
 """Names that scripts for other versions use, and what to write."""

@@ -29,7 +29,12 @@ def push(trainer: Any, *, commit_message: str, token: str | None = None, blockin
         write_card(trainer, Path(folder), repository, about)
         token = token or args.hub_token
         return export.upload_folder(
-            Path(folder), repository, private=args.hub_private_repo, token=token, message=commit_message
+            Path(folder),
+            repository,
+            private=args.hub_private_repo,
+            token=token,
+            message=commit_message,
+            branch=args.hub_revision or "",
         )
 
 

@@ -43,8 +43,9 @@ from corrente.trl import bring, resuming, weights
 from corrente.trl.callbacks import Callbacks
 from corrente.trl.config import Arguments, AsyncGRPOConfig, GRPOConfig
 from corrente.trl.logs import evaluated
+from corrente.trl.model_arguments import download_arguments, trusts_code
 from corrente.trl.scripting import Scripting
-from corrente.trl.translate import Facts, count, explained, translate, trusts_code
+from corrente.trl.translate import Facts, count, explained, translate
 from corrente.trl.watching import Watcher
 from corrente.trl.weights import step_of
 
@@ -255,8 +256,8 @@ class Trainer(Callbacks, Scripting):
         raise ConfigError(f"args: of type {type(args).__module__}.{type(args).__name__}; it must be corrente.{wanted}")
 
     def _put_model(self) -> str:
-        revision = (self.args.model_init_kwargs or {}).get("revision")
-        self._model_path = self._bench.model(self._given_model, self._given_class, revision=revision)
+        download = download_arguments(self.args)
+        self._model_path = self._bench.model(self._given_model, self._given_class, download=download)
         return self._model_path
 
     def _facts(self, model: str) -> Facts:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from corrente.trl.argument import Argument, implied, key, refused, rule
+from corrente.trl.argument import Argument, hint, implied, key, refused, rule
 
 NO_LOADER = "there is no data loader: prompts are drawn one by one, as slots come free"
-ONE_LEARNER = "one learner process; more devices are `backend.kind`, which has none of this yet"
-FLOATS = "matrix products run in bfloat16 or float32; parameters and optimizer are float32: bf16=True or bf16=False"
+ONE_LEARNER = "one learner process trains the whole model on one device"
+FLOATS = (
+    "matrix products run in bfloat16 where the device has it, else in float32; bf16 decides, and parameters are float32"
+)
 EVALUATION = "evaluation generates and scores; no forward pass of a loss to be configured"
 
 TRAINING: tuple[Argument, ...] = (
@@ -40,19 +42,30 @@ TRAINING: tuple[Argument, ...] = (
         "lr_scheduler_type",
         "linear",
         "learner.schedule",
-        "linear, cosine, constant, constant_with_warmup",
+        "every name of transformers but reduce_lr_on_plateau, which follows a metric, and greedy",
         asynchronous="constant",
     ),
-    refused(
-        "lr_scheduler_kwargs", None, "the schedules have no parameters but the warm-up", {}, type=dict | str | None
+    rule(
+        "lr_scheduler_kwargs",
+        None,
+        "learner.schedule_args",
+        "as transformers' schedule of that name takes them",
+        type=dict | str | None,
     ),
+    rule("warmup_ratio", None, "learner.warmup_steps", "deprecated: the part of all steps", type=float | None),
     rule("warmup_steps", 0, "learner.warmup_steps", "below 1: that part of all steps", type=float),
-    refused("optim", "adamw_torch_fused", "AdamW is the optimizer; see the section learner", "adamw_torch"),
-    refused(
+    rule(
+        "optim",
+        "adamw_torch_fused",
+        "learner.optimizer",
+        "adamw_*, paged_*, lion_*, adafactor, sgd, adagrad, rmsprop; 8-bit and paged ones need bitsandbytes",
+    ),
+    rule(
         "optim_args",
         None,
-        "AdamW's parameters are adam_beta1, adam_beta2, adam_epsilon and weight_decay",
-        type=str | None,
+        "learner.optimizer_args",
+        '"name=value, ..." for the optimizer\'s class; a dictionary too',
+        type=dict | str | None,
     ),
     key("weight_decay", 0.0, "learner.weight_decay", "of all parameters but norms and biases"),
     rule("adam_beta1", 0.9, "learner.betas", "the first"),
@@ -65,16 +78,16 @@ TRAINING: tuple[Argument, ...] = (
         type=str | None,
     ),
     implied("average_tokens_across_devices", True, "one denominator for all tokens of a step"),
-    key("max_grad_norm", 1.0, "learner.max_grad_norm"),
-    refused("label_smoothing_factor", 0.0, "there are no labels"),
+    rule("max_grad_norm", 1.0, "learner.max_grad_norm", "None: 0, no clipping", type=float | None),
+    hint("label_smoothing_factor", 0.0, "there are no labels"),
     # ---- precision and memory
     rule(
         "bf16", None, "model.dtype", "None: bfloat16 where an accelerator has it, float32 elsewhere", type=bool | None
     ),
-    refused("fp16", False, FLOATS),
-    refused("bf16_full_eval", False, FLOATS),
-    refused("fp16_full_eval", False, FLOATS),
-    refused("tf32", None, "set torch.backends.cuda.matmul.allow_tf32 where the learner starts", type=bool | None),
+    hint("fp16", False, FLOATS),
+    hint("bf16_full_eval", False, FLOATS),
+    hint("fp16_full_eval", False, FLOATS),
+    hint("tf32", None, "set torch.backends.cuda.matmul.allow_tf32 where the learner starts", type=bool | None),
     rule(
         "activation_checkpointing",
         None,
@@ -82,7 +95,7 @@ TRAINING: tuple[Argument, ...] = (
         "None: as gradient_checkpointing says",
         type=bool | None,
     ),
-    refused(
+    hint(
         "activation_checkpointing_kwargs",
         None,
         "activations are recomputed without reentrance",
@@ -95,7 +108,7 @@ TRAINING: tuple[Argument, ...] = (
         "learner.gradient_checkpointing",
         "unless activation_checkpointing says otherwise",
     ),
-    refused(
+    hint(
         "gradient_checkpointing_kwargs",
         None,
         "activations are recomputed without reentrance",
@@ -103,17 +116,15 @@ TRAINING: tuple[Argument, ...] = (
         {"use_reentrant": False},
         type=dict | str | None,
     ),
-    refused("torch_compile", False, "the forward pass is over prefix trees of ever other shapes"),
-    refused("torch_compile_backend", None, "see torch_compile", type=str | None),
-    refused("torch_compile_mode", None, "see torch_compile", type=str | None),
-    refused(
-        "use_liger_kernel", False, "the learner has its own output layer; see learner.micro_batch_tokens for memory"
-    ),
-    refused("liger_kernel_config", None, "see use_liger_kernel", {}, type=dict | str | None),
+    hint("torch_compile", False, "the forward pass is over prefix trees of ever other shapes"),
+    hint("torch_compile_backend", None, "see torch_compile", type=str | None),
+    hint("torch_compile_mode", None, "see torch_compile", type=str | None),
+    hint("use_liger_kernel", False, "the learner has its own output layer; see learner.micro_batch_tokens for memory"),
+    hint("liger_kernel_config", None, "see use_liger_kernel", {}, type=dict | str | None),
     implied("use_cache", False, "engines have a key/value cache, the learner has none"),
     refused("neftune_noise_alpha", None, "the policy that is trained must be the one that sampled", type=float | None),
-    refused("torch_empty_cache_steps", None, "memory is bounded by learner.micro_batch_tokens", type=int | None),
-    refused("auto_find_batch_size", False, "learner.micro_batch_tokens bounds memory and does not change the gradient"),
+    hint("torch_empty_cache_steps", None, "memory is bounded by learner.micro_batch_tokens", type=int | None),
+    hint("auto_find_batch_size", False, "learner.micro_batch_tokens bounds memory and does not change the gradient"),
     # ---- logs
     rule("logging_strategy", "steps", "state.log_history", "no, steps, epoch; metrics.jsonl has every step"),
     rule(
@@ -140,9 +151,9 @@ TRAINING: tuple[Argument, ...] = (
         type=str | None,
     ),
     rule("project", "huggingface", "observe.project", "of wandb and trackio"),
-    refused("trackio_space_id", None, "trackio writes locally; `trackio sync` copies it to a Space", type=str | None),
-    refused("trackio_bucket_id", None, "see trackio_space_id", type=str | None),
-    refused("trackio_static_space_id", None, "see trackio_space_id", False, type=str | None),
+    hint("trackio_space_id", None, "trackio writes locally; `trackio sync` copies it to a Space", type=str | None),
+    hint("trackio_bucket_id", None, "see trackio_space_id", type=str | None),
+    hint("trackio_static_space_id", None, "see trackio_space_id", False, type=str | None),
     # ---- evaluation
     rule("eval_strategy", "no", "eval.every", "no, steps, epoch"),
     rule(
@@ -162,7 +173,7 @@ TRAINING: tuple[Argument, ...] = (
     implied("include_for_metrics", (), EVALUATION, type=list[str]),
     implied("batch_eval_metrics", False, EVALUATION),
     # ---- checkpoints and the hub
-    refused(
+    hint(
         "save_only_model",
         False,
         "a checkpoint resumes exactly, so it holds everything; save_model() writes the model alone",
@@ -176,9 +187,9 @@ TRAINING: tuple[Argument, ...] = (
     rule("hub_token", None, "push_to_hub()", "None: the one huggingface_hub finds", type=str | None),
     rule("hub_private_repo", None, "push_to_hub()", "", type=bool | None),
     rule("hub_model_id", None, "push_to_hub()", "None: the name of output_dir", type=str | None),
-    refused("hub_strategy", "every_save", "the model is pushed once, at the end", "end"),
+    hint("hub_strategy", "every_save", "the model is pushed once, at the end", "end"),
     implied("hub_always_push", False, "the model is pushed once, at the end"),
-    refused("hub_revision", None, "the model is pushed to the main branch", type=str | None),
+    rule("hub_revision", None, "push_to_hub()", "the branch that is pushed to; None: main", type=str | None),
     refused("load_best_model_at_end", False, "every checkpoint is a model folder: load OUTPUT_DIR/checkpoint-N"),
     rule(
         "metric_for_best_model",
@@ -196,30 +207,30 @@ TRAINING: tuple[Argument, ...] = (
         "the position in the data is restored exactly, without reading it again",
         asynchronous=True,
     ),
-    refused("restore_callback_states_from_checkpoint", False, "checkpoints hold no callbacks; make them anew"),
+    hint("restore_callback_states_from_checkpoint", False, "checkpoints hold no callbacks; make them anew"),
     implied("resume_from_checkpoint", None, "for scripts, as in transformers: pass it to train()", type=str | None),
     # ---- seeds and devices
-    refused(
+    hint(
         "full_determinism",
         False,
         "GRPOTrainer repeats itself bit for bit as it is; asynchronous runs depend on what arrives first",
     ),
     key("seed", 42, "run.seed"),
-    refused("data_seed", None, "one seed decides prompts, their order and every token", type=int | None),
+    hint("data_seed", None, "one seed decides prompts, their order and every token", type=int | None),
     rule("use_cpu", False, "model.device", "a GPU is used where there is one, unless this is True"),
-    refused("accelerator_config", None, ONE_LEARNER, {}, type=dict | str | None),
-    refused("parallelism_config", None, ONE_LEARNER),
-    refused("ddp_find_unused_parameters", None, ONE_LEARNER, False, type=bool | None),
-    refused("ddp_bucket_cap_mb", None, ONE_LEARNER, type=int | None),
-    refused("ddp_broadcast_buffers", None, ONE_LEARNER, type=bool | None),
-    refused("ddp_static_graph", None, ONE_LEARNER, type=bool | None),
-    refused("ddp_backend", None, ONE_LEARNER, type=str | None),
-    refused("ddp_timeout", 1800, ONE_LEARNER),
-    refused("fsdp", None, ONE_LEARNER, "", [], False, type=str | None),
-    refused("fsdp_config", None, ONE_LEARNER, {}, type=dict | str | None),
-    refused("deepspeed", None, ONE_LEARNER, type=str | None),
+    hint("accelerator_config", None, ONE_LEARNER, {}, type=dict | str | None),
+    hint("parallelism_config", None, ONE_LEARNER),
+    hint("ddp_find_unused_parameters", None, ONE_LEARNER, False, type=bool | None),
+    hint("ddp_bucket_cap_mb", None, ONE_LEARNER, type=int | None),
+    hint("ddp_broadcast_buffers", None, ONE_LEARNER, type=bool | None),
+    hint("ddp_static_graph", None, ONE_LEARNER, type=bool | None),
+    hint("ddp_backend", None, ONE_LEARNER, type=str | None),
+    hint("ddp_timeout", 1800, ONE_LEARNER),
+    hint("fsdp", None, ONE_LEARNER, "", [], False, type=str | None),
+    hint("fsdp_config", None, ONE_LEARNER, {}, type=dict | str | None),
+    hint("deepspeed", None, ONE_LEARNER, type=str | None),
     implied("local_rank", -1, "one learner process"),
-    refused("debug", "", "see timeline.jsonl and events.jsonl in the run folder", []),
+    hint("debug", "", "see timeline.jsonl and events.jsonl in the run folder", []),
     implied("skip_memory_metrics", True, "memory is not measured"),
     # ---- data
     implied("dataloader_drop_last", False, NO_LOADER),
@@ -229,7 +240,7 @@ TRAINING: tuple[Argument, ...] = (
     implied("dataloader_prefetch_factor", None, NO_LOADER, type=int | None),
     implied("dataloader_multiprocessing_context", None, NO_LOADER, type=str | None),
     implied("dataloader_in_order", True, NO_LOADER),
-    refused(
+    hint(
         "remove_unused_columns",
         False,
         "reward functions are given all columns; drop some with dataset.remove_columns",
@@ -237,10 +248,11 @@ TRAINING: tuple[Argument, ...] = (
         asynchronous=True,
     ),
     implied("label_names", None, "there are no labels", type=list[str] | None),
-    refused(
+    rule(
         "train_sampling_strategy",
         "random",
-        "an epoch is in random order, or with shuffle_dataset=False in the dataset's",
+        "prompts.shuffle",
+        "random, or sequential; group_by_length is a hint, for nothing is padded",
     ),
     implied("length_column_name", "length", "rows are not grouped by length"),
     implied("do_train", False, "for scripts, as in transformers"),

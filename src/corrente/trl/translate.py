@@ -18,8 +18,9 @@ import msgspec
 from corrente.config import RunConfig, schema
 from corrente.config.load import COMMAND_LINE, parse_config
 from corrente.errors import ConfigError
-from corrente.trl import engines, objective
+from corrente.trl import engines, objective, optimizer
 from corrente.trl.config import ARGUMENTS, PASSED_ON, Arguments, check
+from corrente.trl.model_arguments import compute_dtype, trusts_code
 
 Writes = Iterable[tuple[str, Any]]
 """RunConfig keys and their values."""
@@ -27,7 +28,6 @@ HUNG_S = 600.0
 """TRL's reward functions, tools and environments have no deadline. One that hangs for ever would take its slot with it."""
 DRAWN = ("temperature", "top_k", "top_p", "min_p")
 """Held-out prompts are sampled as the others are."""
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 TRACKERS = ("tensorboard", "wandb", "trackio")
 KEEP_ALL = 1_000_000
 ALL_ROWS = 1_000_000
@@ -64,7 +64,7 @@ def translate(args: Arguments, facts: Facts) -> RunConfig:
     for writes in (
         _direct(args),
         _run(args, facts, steps),
-        _optimizer(args, steps),
+        optimizer.optimizer(args, updates=steps.total * steps.updates, per_step=steps.updates),
         objective.objective(args),
         objective.corrections(args),
         engines.sampling(args),
@@ -220,7 +220,7 @@ def _run(args: Any, facts: Facts, steps: Steps) -> Writes:
     yield "run.prompts_per_step", steps.groups
     yield "model.path", facts.model
     yield "model.device", "cpu" if args.use_cpu else "auto"
-    yield "model.dtype", _dtype(args)
+    yield "model.dtype", compute_dtype(args)
     yield "model.trust_remote_code", trusts_code(args)
     yield "sync.every", steps.per_version
     yield "filter.zero_variance", "keep"
@@ -229,59 +229,17 @@ def _run(args: Any, facts: Facts, steps: Steps) -> Writes:
         yield "env.deadline_s", HUNG_S
     yield "prompts.kind", "given"
     yield "prompts.epochs", steps.epochs
-    yield "prompts.shuffle", bool(args.shuffle_dataset)
+    yield "prompts.shuffle", bool(args.shuffle_dataset) and args.train_sampling_strategy != "sequential"
+    if args.max_prompt_length is not None:
+        if "env.kind" in facts.tables:
+            raise ConfigError(
+                f"max_prompt_length = {args.max_prompt_length}: conversations with tools or environments are not cut"
+            )
+        if not isinstance(args.max_prompt_length, int) or args.max_prompt_length < 1:
+            raise ConfigError(f"max_prompt_length = {args.max_prompt_length!r}: it must be at least 1, or None")
+        yield "prompts.max_prompt_tokens", args.max_prompt_length
     if args.chat_template_kwargs:
         yield "chat.template_kwargs", dict(args.chat_template_kwargs)
-
-
-def _dtype(args: Any) -> str:
-    """Of matrix products; what is loaded is float32 in any case."""
-    asked = dict(args.model_init_kwargs or {})
-    for elsewhere in ("revision", "trust_remote_code"):
-        asked.pop(elsewhere, None)
-    wanted = asked.pop("dtype", asked.pop("torch_dtype", getattr(args, "dtype", "float32")))
-    if asked:
-        raise ConfigError(
-            f"model_init_kwargs = {asked!r}: only dtype, revision and trust_remote_code are taken; the model is loaded by the "
-            "workers"
-        )
-    name = str(wanted).removeprefix("torch.")
-    if name not in ("auto", "float32", "bfloat16", "None"):
-        raise ConfigError(f"dtype = {name!r}: it must be float32, bfloat16 or auto")
-    if args.bf16 is not None:
-        return "bfloat16" if args.bf16 else "float32"
-    return "bfloat16" if name == "bfloat16" else "auto"
-
-
-def trusts_code(args: Any) -> bool:
-    """True where Python code of models is to be run: ``corrente`` says so, or says nothing and one of TRL's two places does."""
-    key, passed = "model.trust_remote_code", getattr(args, PASSED_ON)
-    asked = [args.trust_remote_code, dict(args.model_init_kwargs or {}).get("trust_remote_code", False)]
-    given = [passed[key]] if isinstance(passed, Mapping) and key in passed else asked
-    for value in given:
-        if not isinstance(value, bool):
-            raise ConfigError(f"trust_remote_code = {value!r}: it must be True or False")
-    return any(given)
-
-
-def _optimizer(args: Any, steps: Steps) -> Writes:
-    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    if kind not in SCHEDULES:
-        raise ConfigError(f"lr_scheduler_type = {kind!r}: it must be one of {', '.join(SCHEDULES)}")
-    updates = steps.total * steps.updates
-    warmup = math.ceil(args.warmup_steps * updates) if args.warmup_steps < 1 else int(args.warmup_steps)
-    yield "learner.schedule", SCHEDULES[kind]
-    yield "learner.warmup_steps", 0 if kind == "constant" else math.ceil(warmup / steps.updates)
-    yield "learner.betas", [args.adam_beta1, args.adam_beta2]
-    recompute = args.gradient_checkpointing if args.activation_checkpointing is None else args.activation_checkpointing
-    yield "learner.gradient_checkpointing", bool(recompute)
-    budget = getattr(args, "token_budget", None)
-    if budget is not None:
-        if budget < 1:
-            raise ConfigError(
-                f"token_budget = {budget}: micro-batches are always cut by tokens; it must be at least 1, or None"
-            )
-        yield "learner.micro_batch_tokens", budget
 
 
 def _evaluation(args: Any, facts: Facts, steps: Steps) -> Writes:
