@@ -30,8 +30,8 @@ def checkpointed(saves: int, **numbers) -> RunConfig:
 
 def taught_nothing(parts: Sequence[Simulation]) -> bool:
     """The data ended, and by chance the rewards of each of its groups were equal: rightly an error."""
-    vain = isinstance(parts[-1].error, NothingToLearnError) and "the data ended" in str(parts[-1].error)
-    return vain and not any(part.consumed for part in parts)
+    nothing = isinstance(parts[-1].error, NothingToLearnError) and "the data ended" in str(parts[-1].error)
+    return nothing and not any(part.consumed for part in parts)
 
 
 def run_in_parts(

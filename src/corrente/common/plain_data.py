@@ -55,7 +55,7 @@ def plain_data(value: Any, *, nesting: int = MAX_NESTING) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, KEPT):
-        return _kept(value)
+        return _plain_value(value)
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if nesting < 1:
@@ -100,7 +100,7 @@ def _has_times(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "mM"
 
 
-def _kept(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """A value of a type in KEPT, without what a subclass adds; None for a missing time of pandas."""
     if value != value:
         return None if isinstance(value, datetime.date | datetime.timedelta) else value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from corrente.config import Embedded, Lora, RunConfig
+from corrente.config import Embedded, Lora, RunConfig, schema
 from corrente.config.rewards import SelfTeacherScorer
 from corrente.errors import ConfigError
 from corrente.models import devices
@@ -35,14 +35,14 @@ def check(config: RunConfig) -> None:
 
 
 def _check_runtime(config: RunConfig, transport: Transport) -> None:
-    runtime = str(config.runtime.__struct_config__.tag)
+    runtime = schema.kind_of(config.runtime)
     if runtime not in transport.runtimes:
         kinds = " or ".join(f'"{other.kind}"' for other in KINDS.values() if runtime in other.runtimes)
         raise ConfigError(f'sync.kind = "{transport.kind}": runtime.kind = "{runtime}" needs sync.kind = {kinds}')
 
 
 def _check_engine(config: RunConfig, transport: Transport) -> None:
-    engine = str(config.engine.__struct_config__.tag)
+    engine = schema.kind_of(config.engine)
     if transport.engines and engine not in transport.engines:
         kinds = " or ".join(f'"{name}"' for name in transport.engines)
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from corrente import config as c
+from corrente.config import schema
 from corrente.sync import offers as o
 
 
@@ -74,7 +75,7 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        return str(self.section.__struct_config__.tag)
+        return schema.kind_of(self.section)
 
 
 _INPROC = Transport(
@@ -149,7 +150,7 @@ _BY_OFFER: Mapping[type[Any], Transport] = {transport.offer: transport for trans
 
 def transport_of(section: Any) -> Transport:
     """The transport that a section of the config asks for."""
-    return KINDS[str(section.__struct_config__.tag)]
+    return KINDS[schema.kind_of(section)]
 
 
 def transport_of_offer(offer: o.Offer) -> Transport:

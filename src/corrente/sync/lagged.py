@@ -33,7 +33,7 @@ class VersionRing:
         if lag < 1:
             raise SyncError(f"a follower of lag {lag}: it must be at least 1")
         self._lag = lag
-        self._kept: list[Update] = []
+        self._recent: list[Update] = []
 
     @property
     def slots(self) -> int:
@@ -41,22 +41,22 @@ class VersionRing:
 
     @property
     def spare(self) -> int:
-        taken = {update.slot for update in self._kept}
+        taken = {update.slot for update in self._recent}
         return next(slot for slot in range(self.slots) if slot not in taken)
 
     @property
     def used(self) -> Update | None:
         """The result of the last ``put``."""
-        return self._kept[0] if self._kept else None
+        return self._recent[0] if self._recent else None
 
     def put(self, version: int) -> Update:
         """``version`` is whole in the spare slot. Returns the newest that is at least ``lag`` behind it, else the oldest."""
-        newest = self._kept[-1].version if self._kept else -1
+        newest = self._recent[-1].version if self._recent else -1
         if version > newest:
-            self._kept.append(Update(version=version, slot=self.spare))
-        old_enough = [at for at, update in enumerate(self._kept) if update.version <= version - self._lag]
-        self._kept = self._kept[old_enough[-1] if old_enough else 0 :]
-        return self._kept[0]
+            self._recent.append(Update(version=version, slot=self.spare))
+        old_enough = [at for at, update in enumerate(self._recent) if update.version <= version - self._lag]
+        self._recent = self._recent[old_enough[-1] if old_enough else 0 :]
+        return self._recent[0]
 
 
 class LaggedSync:
