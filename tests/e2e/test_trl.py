@@ -597,6 +597,37 @@ def test_metric_of_one_of_several_datasets_is_followed(make: Callable[..., GRPOT
     )
 
 
+def test_weights_of_the_best_evaluation_are_the_trainers(make: Callable[..., GRPOTrainer], tmp_path: Path):
+    """The second evaluation is the best; of four checkpoints it and the newest stay."""
+    scores = iter([0.1, 0.9, 0.3, 0.2])
+
+    def scripted(completions: list[str], prompts: list[str], **_: Any) -> list[float]:
+        held_out = "dcba" in prompts[0]
+        return [next(scores)] if held_out else [float(at) for at in range(len(completions))]
+
+    settings = {
+        "max_steps": 4,
+        "save_steps": 1,
+        "eval_steps": 1,
+        "eval_strategy": "steps",
+        "num_generations_eval": 1,
+        "load_best_model_at_end": True,
+        "save_total_limit": 1,
+        "learning_rate": 0.01,
+    }
+    trainer = make(settings, reward_funcs=scripted, eval_dataset=[{"prompt": "dcba"}])
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (2, pytest.approx(0.9))
+    output = Path(trainer.args.output_dir)
+    assert trainer.state.best_model_checkpoint == str(output / "checkpoint-2")
+    assert sorted(path.name for path in output.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    kept = AutoModelForCausalLM.from_pretrained(output / "checkpoint-2").state_dict()
+    for name, tensor in trainer.model.state_dict().items():
+        torch.testing.assert_close(tensor, kept[name])
+    last = AutoModelForCausalLM.from_pretrained(output / "checkpoint-4").state_dict()
+    assert any(not torch.equal(kept[name], last[name]) for name in kept)
+
+
 def test_run_that_cannot_start_closes_its_files(make: Callable[..., GRPOTrainer], tmp_path: Path):
     """A caution about dropout is in events.jsonl already when the model is looked for."""
     from peft import LoraConfig

@@ -237,6 +237,16 @@ def test_generation_batch_says_how_many_steps_a_version_lasts(given: dict[str, A
         ),
         ({"eval_strategy": "steps"}, {}, "eval_strategy = 'steps': give the trainer an eval_dataset"),
         ({"eval_strategy": "sometimes"}, {}, "eval_strategy = 'sometimes': it must be one of no, steps, epoch"),
+        (
+            {"load_best_model_at_end": True, "save_steps": 4},
+            {},
+            "load_best_model_at_end = True: it needs the same save_strategy and eval_strategy",
+        ),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4, "save_steps": 6},
+            {"evaluates": True},
+            "load_best_model_at_end = True: save_steps = 6 must be a multiple of eval_steps = 4",
+        ),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, "lr_scheduler_type = 'reduce_lr_on_plateau'"),
         ({"loss_type": "ppo"}, {}, "loss_type = 'ppo'"),
         ({"scale_rewards": "std"}, {}, "scale_rewards = 'std'"),

@@ -63,6 +63,8 @@ class Callbacks:
 
         for callback in callbacks:
             _check(callback)
+        if self.args.load_best_model_at_end and self.args.metric_for_best_model is None:
+            self.args.metric_for_best_model = "reward"
         wanted = self.args.metric_for_best_model
         if self.args.greater_is_better is None and wanted is not None:  # as TrainingArguments does; callbacks read it
             self.args.greater_is_better = not wanted.endswith("loss")

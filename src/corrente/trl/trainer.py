@@ -10,7 +10,6 @@ Where an event loop runs already, as in a notebook, the run has a thread of its 
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 import warnings
@@ -40,8 +39,10 @@ from corrente.observe.fanout import Fanout
 from corrente.observe.jsonl import JsonlSink
 from corrente.observe.trackers import open_trackers
 from corrente.trl import bring, resuming, weights
+from corrente.trl.best_checkpoint import choose_best
 from corrente.trl.callbacks import Callbacks
 from corrente.trl.config import Arguments, AsyncGRPOConfig, GRPOConfig
+from corrente.trl.constructor import check_machine, refuse_objects
 from corrente.trl.logs import evaluated
 from corrente.trl.model_arguments import download_arguments, trusts_code
 from corrente.trl.scripting import Scripting
@@ -83,10 +84,10 @@ class Trainer(Callbacks, Scripting):
     ) -> None:
         if not isinstance(callbacks or (), Sequence):
             raise ConfigError(f"callbacks: {callbacks!r} given; it must be a list of callbacks")
-        _refuse(optimizers=optimizers, quantization_config=quantization_config, rollout_func=rollout_func)
+        refuse_objects(optimizers=optimizers, quantization_config=quantization_config, rollout_func=rollout_func)
         bring.check_model(model)
         self.args = self._arguments(args, model)
-        _check_machine()
+        check_machine()
         if train_dataset is None and environment_factory is not None and not isinstance(environment_factory, dict):
             train_dataset = bring.placeholders(self.args)
         self._output = Path(expand_home(str(self.args.output_dir or "trainer_output"))).absolute()
@@ -313,6 +314,8 @@ class Trainer(Callbacks, Scripting):
     def _keep(self, outcome: RunResult) -> None:
         if outcome.checkpoint is not None:
             self._trained = outcome.checkpoint / LEARNER
+            if self.args.load_best_model_at_end:
+                self._trained = choose_best(self, outcome.checkpoint) / LEARNER
         if self._loaded is not None or not isinstance(self._given_model, str | Path):
             self._loaded = self._load_model()
         self._hand(self._here)
@@ -373,25 +376,3 @@ class AsyncGRPOTrainer(Trainer):
         named |= {"processing_class": processing_class, "callbacks": callbacks, "optimizers": optimizers}
         named |= {"peft_config": peft_config, "tools": tools, "environment_factory": environment_factory}
         super().__init__(model, reward_funcs, args, train_dataset, **named)
-
-
-def _refuse(*, optimizers: Any, quantization_config: Any, rollout_func: Any) -> None:
-    if tuple(optimizers or ()) not in ((), (None, None)):
-        raise ConfigError(
-            "optimizers: the optimizer lives in the learner, which is AdamW; see learning_rate, adam_beta1 and the like"
-        )
-    if quantization_config is not None:
-        raise ConfigError(
-            "quantization_config: the model is trained in float32 or bfloat16; give peft_config to save memory"
-        )
-    if rollout_func is not None:
-        raise ConfigError(
-            "rollout_func: it generates by itself; give environment_factory, or env with an object of corrente.env.base.Env"
-        )
-
-
-def _check_machine() -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: start the script once, with python; engines and learner are started by it"
-        )

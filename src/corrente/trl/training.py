@@ -190,7 +190,12 @@ TRAINING: tuple[Argument, ...] = (
     hint("hub_strategy", "every_save", "the model is pushed once, at the end", "end"),
     implied("hub_always_push", False, "the model is pushed once, at the end"),
     rule("hub_revision", None, "push_to_hub()", "the branch that is pushed to; None: main", type=str | None),
-    refused("load_best_model_at_end", False, "every checkpoint is a model folder: load OUTPUT_DIR/checkpoint-N"),
+    rule(
+        "load_best_model_at_end",
+        False,
+        "checkpoint.keep",
+        "the weights after train() are the best evaluation's; without metric_for_best_model by the reward",
+    ),
     rule(
         "metric_for_best_model",
         None,

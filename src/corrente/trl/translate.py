@@ -71,7 +71,7 @@ def translate(args: Arguments, facts: Facts) -> RunConfig:
         engines.engine(args),
         engines.flow(args, steps.groups),
         _evaluation(args, facts, steps),
-        _saving(args, steps),
+        _saving(args, facts, steps),
         _logging(args, steps),
         facts.tables.items(),
     ):
@@ -261,7 +261,7 @@ def _evaluation(args: Any, facts: Facts, steps: Steps) -> Writes:
     yield "eval.deadline_s", engines.UNLIMITED_S
 
 
-def _saving(args: Any, steps: Steps) -> Writes:
+def _saving(args: Any, facts: Facts, steps: Steps) -> Writes:
     strategy = _strategy(args, "save_strategy")
     match strategy:
         case "no":
@@ -272,7 +272,32 @@ def _saving(args: Any, steps: Steps) -> Writes:
             yield "checkpoint.every", in_steps(args, "save_steps", args.save_steps, steps, versions=True)
     if args.save_total_limit is not None and args.save_total_limit < 1:
         raise ConfigError(f"save_total_limit = {args.save_total_limit}: it must be at least 1, or None")
-    yield "checkpoint.keep", args.save_total_limit or KEEP_ALL
+    if args.load_best_model_at_end:
+        _check_best(args, facts, steps, strategy)
+        yield (
+            "checkpoint.keep",
+            KEEP_ALL,
+        )  # the best may be an old one; best_checkpoint.py removes the others at the end
+    else:
+        yield "checkpoint.keep", args.save_total_limit or KEEP_ALL
+
+
+def _check_best(args: Any, facts: Facts, steps: Steps, saves: str) -> None:
+    """Raise ConfigError unless every checkpoint is evaluated, as transformers asks."""
+    evaluates = _strategy(args, "eval_strategy")
+    if saves == "no" or saves != evaluates or not facts.evaluates:
+        raise ConfigError(
+            f"load_best_model_at_end = True: it needs the same save_strategy and eval_strategy, steps or epoch, and an "
+            f"eval_dataset (save_strategy = {saves!r}, eval_strategy = {evaluates!r})"
+        )
+    if saves == "steps":
+        interval = args.logging_steps if args.eval_steps is None else args.eval_steps
+        saved = in_steps(args, "save_steps", args.save_steps, steps, versions=True)
+        evaluated = in_steps(args, "eval_steps", interval, steps, versions=True)
+        if saved % evaluated:
+            raise ConfigError(
+                f"load_best_model_at_end = True: save_steps = {args.save_steps:g} must be a multiple of eval_steps = {interval:g}"
+            )
 
 
 def _logging(args: Any, steps: Steps) -> Writes:
