@@ -90,7 +90,13 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"logging_steps": 3, "logging_first_step": True},
     {"save_strategy": "epoch", "save_total_limit": 2},
     {"save_only_model": True},
-    {"load_best_model_at_end": True, "metric_for_best_model": "reward"},
+    {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "reward",
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+    },
     {"report_to": "tensorboard"},
     {"report_to": "wandb", "run_name": "first"},
     {"report_to": []},
@@ -135,7 +141,7 @@ CALLS: tuple[tuple[str, Callable[[Path], dict[str, Any]]], ...] = (
     ("peft_config, use_dora", lambda folder: {"peft_config": _peft(use_dora=True)}),
     ("peft_config, modules_to_save", lambda folder: {"peft_config": _peft(modules_to_save=["lm_head"])}),
     ("reward_funcs=[f, f]", lambda folder: {"reward_funcs": [lengths, lengths]}),
-    ("eval_dataset", lambda folder: {"eval_dataset": [{"prompt": "ab"}]}),
+    ("eval_dataset by name", lambda folder: {"eval_dataset": {"first": [{"prompt": "ab"}]}}),
     ("callbacks=[]", lambda folder: {"callbacks": []}),
 )
 """Arguments of the trainer: a name, and a function that makes them of the folder of a model."""
@@ -174,6 +180,7 @@ def attempt(folder: Path, settings: dict[str, Any], arguments: dict[str, Any]) -
                         "reward_funcs": lengths,
                         "args": GRPOConfig(**given),
                         "train_dataset": [{"prompt": "ab"}] * 8,
+                        "eval_dataset": [{"prompt": "ab"}],
                         **arguments,
                     }
                 )

@@ -588,3 +588,10 @@ def test_rank_stabilised_adapters_are_scaled_as_peft_scales_them():
     wanted = peft.LoraConfig(r=16, lora_alpha=8, target_modules=["q_proj"], use_rslora=True)
     keys = bring.adapters(wanted)
     assert keys["adapters.alpha"] / keys["adapters.rank"] == pytest.approx(8 / 4)
+
+
+def test_layers_that_nobody_names_are_those_of_peft_for_the_model():
+    peft = pytest.importorskip("peft")
+    assert bring.adapters(peft.LoraConfig(), model_type="llama")["adapters.targets"] == ["q_proj", "v_proj"]
+    with pytest.raises(ConfigError, match="peft has none for models of type 'own'"):
+        bring.adapters(peft.LoraConfig(), model_type="own")

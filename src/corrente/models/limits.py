@@ -30,6 +30,11 @@ def position_limit(folder: Path, *, windowed: bool) -> int | None:
     return max_positions(_text_config(folder), windowed=windowed)
 
 
+def model_type(folder: Path) -> str:
+    """The family of a model, as its config.json names it; empty when it does not."""
+    return str(_text_config(folder).get("model_type", ""))
+
+
 def _text_config(folder: Path) -> Mapping[str, Any]:
     """The configuration of the language model in ``folder``; empty where the folder cannot be read."""
     try:

@@ -242,8 +242,9 @@ def _scorer(at: int, member: Any, tokenizer: Any, bench: Workbench) -> dict[str,
     )
 
 
-def adapters(peft_config: Any) -> dict[str, Any]:
-    """The keys of the section adapters that a peft LoraConfig stands for. What they do not say is refused by name."""
+def adapters(peft_config: Any, *, model_type: str = "") -> dict[str, Any]:
+    """The keys of the section adapters for a peft LoraConfig and a model of ``model_type``. What they do not say is refused by
+    name."""
     if peft_config is None:
         return {}
     if str(getattr(peft_config, "peft_type", "")).rpartition(".")[2] != "LORA":
@@ -268,7 +269,14 @@ def adapters(peft_config: Any) -> dict[str, Any]:
             )
     targets = peft_config.target_modules
     if targets is None:
-        raise ConfigError("peft_config: target_modules = None; name the layers, or 'all-linear'")
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+        targets = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type)
+    if targets is None:
+        raise ConfigError(
+            f"peft_config: target_modules = None, and peft has none for models of type {model_type!r}; name the layers, or "
+            "'all-linear'"
+        )
     if isinstance(targets, str) and targets != "all-linear":
         raise ConfigError(
             f"peft_config: target_modules = {targets!r}; it must be a list of names or ends of names, or 'all-linear'"

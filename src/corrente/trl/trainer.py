@@ -34,6 +34,7 @@ from corrente.entrypoints.run_folder import run_folder_path
 from corrente.entrypoints.train import run_training
 from corrente.errors import ConfigError, Interrupted, PipelineError
 from corrente.models import cache as model_cache
+from corrente.models.limits import model_type
 from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
 from corrente.observe.jsonl import JsonlSink
@@ -105,12 +106,15 @@ class Trainer(Callbacks, Scripting):
             environment_factory=environment_factory,
             env=env,
         )
-        self._tables = {**self._rewards.tables(), **bring.adapters(peft_config), **self._env_tables()}
         self._trained: Path | None = None
         self._loaded: Any = None
         self._tokenizer: Any = processing_class
         self._folder: Path | None = None
-        self._config = self._resolve(self._put_model())
+        path = self._put_model()
+        family = model_type(model_cache.cached_model(path) or Path(path))
+        adapters = bring.adapters(peft_config, model_type=family)
+        self._tables = {**self._rewards.tables(), **adapters, **self._env_tables()}
+        self._config = self._resolve(self._model_path)
         self._begin_callbacks(callbacks or (), model=self._here, tokenizer=processing_class)
 
     # ---- methods of transformers' Trainer ------------------------------------------------------------------------------------
