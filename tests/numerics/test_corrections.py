@@ -377,6 +377,7 @@ def test_divergence_in_the_reward_is_charged_to_what_led_to_it():
         ({"proximal": "behaviour"}, {"correct": "tis"}, ("staleness.correct", "algo.proximal")),
         ({"objective": {"kind": "reinforce"}, "proximal": "recompute"}, {}, ("algo.proximal", "reinforce")),
         ({"beta": 0.1, "kl": "k1"}, {}, ("algo.kl", "reward")),
+        ({"ref_model_sync_steps": 8}, {}, ("algo.ref_model_sync_steps = 8", "algo.beta")),
         ({"kl_in": "reward"}, {}, ("algo.kl_in", "algo.beta")),
         ({"beta": 0.1, "kl_in": "reward", "use_bias_correction_kl": True}, {}, ("algo.use_bias_correction_kl", "loss")),
         ({}, {"band": "product", "band_low": 1.5}, ("staleness.band_low = 1.5", "around 1")),

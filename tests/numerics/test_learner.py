@@ -382,6 +382,31 @@ def test_reference_is_the_initial_model(model_dir, build_batch):
     assert second["kl/reference"] > 1e-4
 
 
+def test_reference_follows_the_policy_every_so_many_updates(model_dir, build_batch, tmp_path):
+    """As TRL mixes it: (1 - alpha) reference + alpha policy; a checkpoint goes on with the mixed one."""
+    path = model_dir()
+    config = _config(path, algo=c.Algo(beta=0.1, ref_model_sync_steps=2, ref_model_mixup_alpha=0.25))
+    core = TorchLearner(config)
+    assert core.gradient.reference is not None
+    expected = {name: tensor.clone() for name, tensor in core.gradient.reference.policy.named_parameters()}
+    for step in range(4):
+        core.step(build_batch(seed=step))
+        if step % 2:
+            now = dict(core.policy.named_parameters())
+            expected = {name: 0.75 * tensor + 0.25 * now[name].detach() for name, tensor in expected.items()}
+        for name, tensor in core.gradient.reference.policy.named_parameters():
+            torch.testing.assert_close(tensor, expected[name])
+    (tmp_path / "saved").mkdir()
+    core.save(tmp_path / "saved")
+    again = TorchLearner(config)
+    again.load(tmp_path / "saved")
+    batch = build_batch(seed=9)
+    assert again.step(batch)["kl/reference"] == pytest.approx(core.step(batch)["kl/reference"], rel=1e-6)
+    assert again.gradient.reference is not None
+    for name, tensor in again.gradient.reference.policy.named_parameters():
+        torch.testing.assert_close(tensor, expected[name])
+
+
 def test_step_lowers_its_own_loss(model_dir, build_batch):
     core = TorchLearner(_config(model_dir()))
     losses = [core.step(build_batch())["train/loss"] for _ in range(8)]

@@ -595,3 +595,10 @@ def test_layers_that_nobody_names_are_those_of_peft_for_the_model():
     assert bring.adapters(peft.LoraConfig(), model_type="llama")["adapters.targets"] == ["q_proj", "v_proj"]
     with pytest.raises(ConfigError, match="peft has none for models of type 'own'"):
         bring.adapters(peft.LoraConfig(), model_type="own")
+
+
+def test_reference_that_follows_has_trls_two_knobs():
+    args = GRPOConfig(beta=0.1, sync_ref_model=True, ref_model_sync_steps=8, ref_model_mixup_alpha=0.5)
+    algo = resolved(args).algo
+    assert (algo.ref_model_sync_steps, algo.ref_model_mixup_alpha) == (8, 0.5)
+    assert resolved(GRPOConfig(beta=0.1)).algo.ref_model_sync_steps == 0

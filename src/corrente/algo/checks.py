@@ -12,6 +12,7 @@ from corrente.config import (
     Algo,
     CispoObjective,
     ClippedObjective,
+    Full,
     GdpoAdvantage,
     MaxrlAdvantage,
     RunConfig,
@@ -33,6 +34,7 @@ def check(config: RunConfig) -> None:
     _check_advantage(config)
     _check_proximal(config)
     _check_kl(config.algo)
+    _check_reference(config)
     _check_corrections(config.staleness)
     _check_unused(config)
 
@@ -142,6 +144,18 @@ def _check_kl(algo: Algo) -> None:
     if algo.beta == 0 and (algo.kl_in == "reward" or algo.use_bias_correction_kl):
         key = 'kl_in = "reward"' if algo.kl_in == "reward" else "use_bias_correction_kl = true"
         raise ConfigError(f"algo.{key}: there is no KL; set algo.beta above 0")
+    if algo.ref_model_sync_steps and algo.beta == 0:
+        raise ConfigError(
+            f"algo.ref_model_sync_steps = {algo.ref_model_sync_steps}: there is no reference; set algo.beta above 0"
+        )
+
+
+def _check_reference(config: RunConfig) -> None:
+    if config.algo.ref_model_sync_steps and not isinstance(config.adapters, Full):
+        raise ConfigError(
+            f"algo.ref_model_sync_steps = {config.algo.ref_model_sync_steps}: the reference of adapters is the model without "
+            'them, which cannot move; it must be 0, or adapters.kind "full"'
+        )
 
 
 def _check_corrections(staleness: Staleness) -> None:

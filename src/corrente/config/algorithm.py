@@ -50,6 +50,10 @@ class Algo(Section, frozen=True, kw_only=True):
     """The KL is added to the loss, or taken off the advantage of the tokens up to it."""
     use_bias_correction_kl: bool = False
     """Multiply the KL of a token in the loss by the objective's ratio, which makes its gradient that of the reverse KL."""
+    ref_model_sync_steps: Natural = 0
+    """Optimizer updates after which the reference of the KL moves towards the policy; 0: it stays the initial model."""
+    ref_model_mixup_alpha: Annotated[float, Meta(gt=0, le=1)] = 0.6
+    """The policy's part in the reference after such a move. TR-DPO, arXiv:2404.09656."""
     entropy_coef: NonNegative = 0.0
     """Weight of the mean entropy of the trained tokens, which is rewarded."""
     top_entropy_quantile: Annotated[float, Meta(gt=0, le=1)] = 1.0

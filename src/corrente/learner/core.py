@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from corrente import adapters, backends
 from corrente.adapters.base import Adapters
@@ -70,7 +71,7 @@ class TorchLearner:
         if config.learner.gradient_checkpointing:
             recompute_activations(self.model)
         dtype = compute_dtype(config.model.dtype, device)
-        self.policy, reference = self._build_policies(temperature=config.sampling.temperature, dtype=dtype)
+        self.policy, self._reference = self._build_policies(temperature=config.sampling.temperature, dtype=dtype)
         coef = config.learner.router_aux_loss_coef
         balance = LoadBalance(self.model, coef=coef) if coef else None
         self.optimizer: StepOptimizer = self.backend.optimizer(self.policy)
@@ -78,7 +79,7 @@ class TorchLearner:
             self.policy,
             objective=self.objective,
             backend=self.backend,
-            reference=reference,
+            reference=self._reference,
             balance=balance,
             recompute=config.learner.gradient_checkpointing,
         )
@@ -98,6 +99,7 @@ class TorchLearner:
         lr = learning_rate(self._config.learner, step=self._steps, steps=self._config.run.steps)
         out = self._update(batch, lr) if batch.rows else metrics.empty_report()
         self._steps += 1
+        self._move_reference()
         return out | {"train/lr": lr, "learner/busy_s": time.perf_counter() - began}
 
     def tensors(self) -> Mapping[str, Tensor]:
@@ -106,22 +108,27 @@ class TorchLearner:
 
     def save(self, path: Path) -> None:
         """Write model, optimizer, step count and RNG into an existing empty directory. Raises CheckpointError."""
-        state = {"optimizer": self.optimizer.state(), "steps": self._steps}
+        state: dict[str, Any] = {"optimizer": self.optimizer.state(), "steps": self._steps}
+        if self._moving is not None:
+            state["reference"] = self._moving.state_dict()
         code = self._config.model.trust_remote_code
         checkpoint.write_checkpoint(path, weights=self._adapters.write, source=self._source, state=state, code=code)
 
     def load(self, path: Path) -> None:
-        """Restore a checkpoint that ``save`` wrote; the reference stays the initial model.
+        """Restore a checkpoint that ``save`` wrote. The reference stays the initial model, unless it moves with the policy.
 
         Raises CheckpointError, and then nothing has changed.
         """
         weights, state = checkpoint.read_checkpoint(path, weights=self._adapters.read, device=self._device)
         try:
             steps, optimizer = int(state["steps"]), state["optimizer"]
+            moved = state["reference"] if self._moving is not None else None
             self.optimizer.restore(optimizer)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint {path} does not fit this run: {error}") from error
         self._adapters.assign(weights)
+        if self._moving is not None and moved is not None:
+            self._moving.load_state_dict(moved)
         checkpoint.restore_rng(state)
         self._steps = steps
 
@@ -145,6 +152,23 @@ class TorchLearner:
         shared = frozen.model is self.model
         own = policy if shared else self.backend.prepare(Policy(frozen.model, **settings))
         return policy, Reference(own, frozen.context)
+
+    @property
+    def _moving(self) -> nn.Module | None:
+        """The reference where it moves with the policy; None where it stays the initial model."""
+        return self._reference.policy if self._reference and self._config.algo.ref_model_sync_steps else None
+
+    def _move_reference(self) -> None:
+        """Move the reference towards the policy where a step has reached a multiple of algo.ref_model_sync_steps updates."""
+        moving, algo, updates = self._moving, self._config.algo, self.objective.updates
+        if moving is None:
+            return
+        done = self._steps * updates
+        if done // algo.ref_model_sync_steps == (done - updates) // algo.ref_model_sync_steps:
+            return
+        with torch.no_grad():
+            for own, trained in zip(moving.parameters(), self.policy.parameters(), strict=True):
+                own.lerp_(trained.to(own.dtype), algo.ref_model_mixup_alpha)
 
     def _update(self, batch: Batch, lr: float) -> dict[str, float]:
         packs = self.plan_packs(batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from corrente.trl.argument import Argument, hint, implied, key, refused, rule
 
 SEGMENT = "vLLM's own server, launched or attached to, serves the run"
-REFERENCE = "the reference is the initial model; algo.beta alone decides about it"
 ADAPTIVE = "only for use_adaptive_entropy, which is refused"
 
 SHARED: tuple[Argument, ...] = (
@@ -162,9 +161,9 @@ GRPO: tuple[Argument, ...] = (
     rule("scale_rewards", "group", "algo.advantage.scale_rewards", "true is group, false is none", type=str),
     rule("loss_type", "dapo", "algo.objective.kind", "corrente={'algo.objective.kind': ...} has more"),
     key("mask_truncated_completions", False, "algo.mask_truncated"),
-    refused("sync_ref_model", False, REFERENCE),
-    implied("ref_model_mixup_alpha", 0.6, "only for sync_ref_model, which is refused"),
-    implied("ref_model_sync_steps", 512, "only for sync_ref_model, which is refused"),
+    rule("sync_ref_model", False, "algo.ref_model_sync_steps", "true: the reference follows; needs beta above 0"),
+    rule("ref_model_mixup_alpha", 0.6, "algo.ref_model_mixup_alpha", "with sync_ref_model"),
+    rule("ref_model_sync_steps", 512, "algo.ref_model_sync_steps", "with sync_ref_model"),
     key("top_entropy_quantile", 1.0, "algo.top_entropy_quantile"),
     key("entropy_coef", 0.0, "algo.entropy_coef"),
     refused("use_adaptive_entropy", False, "give entropy_coef a value"),

@@ -52,6 +52,9 @@ def objective(args: Any) -> Writes:
             yield f"algo.objective.{key}", "none" if value is None else value
     if args.beta > 0:
         yield "algo.use_bias_correction_kl", bool(args.use_bias_correction_kl)
+    if args.sync_ref_model:
+        yield "algo.ref_model_sync_steps", args.ref_model_sync_steps
+        yield "algo.ref_model_mixup_alpha", args.ref_model_mixup_alpha
     advantage = _one_of("multi_objective_aggregation", args.multi_objective_aggregation, AGGREGATIONS)
     scale = _one_of("scale_rewards", args.scale_rewards, SCALES)
     yield "algo.advantage.kind", advantage
