@@ -13,37 +13,25 @@ from corrente.plan.predict import Prediction
 from corrente.plan.setting import Setting
 
 
-def prediction_table(setting: Setting, made: Sequence[Prediction], *, of_steps: int) -> Table:
-    """A row for each prediction; seconds, samples and tokens a second, who is busy, ages, and what so many steps take."""
+def prediction_table(setting: Setting, made: Sequence[Prediction]) -> Table:
+    """A row for each prediction: seconds, samples and tokens a second, who is busy, ages, device hours and cost."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name, justify in (
-        ("", "left"),
-        ("engines : learner", "right"),
-        ("s/step", "right"),
-        ("samples/s", "right"),
-        ("tokens/s", "right"),
-        ("engines busy", "right"),
-        ("learner busy", "right"),
-        ("age", "right"),
-        (f"device hours, {of_steps:,} steps", "right"),
-    ):
-        table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
-    if setting.price:
-        table.add_column("cost", justify="right")
+    table.add_column("", no_wrap=True)
+    names = ["devices", "tp", "s/step", "samples/s", "tokens/s", "engines", "learner", "age", "hours"]
+    for name in [*names, *(["cost"] if setting.price else [])]:
+        table.add_column(name, justify="right", no_wrap=True)
     for prediction in made:
         split = prediction.split
-        places = str(split.generating) if split.colocated else f"{split.generating} : {split.training}"
-        if split.tensor_parallel > 1:
-            places += f"  (tp {split.tensor_parallel})"
         cells = [
             split.label,
-            places,
+            str(split.generating) if split.colocated else f"{split.generating} : {split.training}",
+            str(split.tensor_parallel),
             f"{prediction.step_s:,.1f}",
             f"{prediction.samples_per_s:,.2f}",
             f"{prediction.tokens_per_s:,.0f}",
             f"{prediction.engine_busy:.0%}",
             f"{prediction.learner_busy:.0%}",
-            f"{prediction.lag_mean:.2f}, at most {prediction.lag_max:.0f}",
+            f"{prediction.lag_mean:.2f} / {prediction.lag_max:.0f}",
             f"{prediction.device_hours:,.0f}",
         ]
         if setting.price:
@@ -83,11 +71,17 @@ def answer(
         f"{setting.prompts} prompts x {setting.group}, completions of {lengths.mean:,.0f} tokens"
         + (f", at most {lengths.maximum:,}" if lengths.maximum else "")
     )
+    legend = (
+        "devices: engines : learner. engines, learner: the part of the time they are busy. age: of trained tokens in versions, "
+        f"mean / largest. hours{' and cost' if setting.price else ''}: device hours of {of_steps:,} steps."
+    )
     lines = [Text(heading, style="bold"), Text()]
     below = [Text(f"{prediction.split.label}: {prediction.waiting}") for prediction in made]
     memory = [Text(f"{best.split.label}, {line}") for line in memory_lines(setting, best)]
     why = [Text(f"why: {reason}") for reason in reasons]
-    return Group(*lines, prediction_table(setting, made, of_steps=of_steps), *below, Text(), *memory, *why)
+    return Group(
+        *lines, prediction_table(setting, made), Text(legend, style="dim"), Text(), *below, Text(), *memory, *why
+    )
 
 
 def answer_text(renderable: RenderableType, *, width: int = 160) -> str:
