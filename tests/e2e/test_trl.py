@@ -678,7 +678,7 @@ def test_callbacks_get_the_tokenizer_and_the_model_where_it_is_here(make: Callab
     tokenizer = trainer.processing_class
     assert tokenizer.eos_token == "</s>"
     assert seen == {"begin": (model, tokenizer), "step": (None, tokenizer), "end": (model, tokenizer)}
-    began, now = Path(trainer.config.model.path), Path(trainer._put_model())  # pyright: ignore[reportPrivateUsage]
+    began, now = Path(trainer.config.model.path), Path(trainer.put_model())
     assert (now.parent, now.name) == (began.parent, "model-2")  # its weights have changed
 
 

@@ -20,7 +20,7 @@ from corrente.config import Chat
 from corrente.data.types import Prompt
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.inputs import RunInputs
-from corrente.env.conversation import _opening_messages  # pyright: ignore[reportPrivateUsage]
+from corrente.env.conversation import opening_messages
 from corrente.errors import ConfigError
 from corrente.prompts.base import Prompts
 from corrente.prompts.build import build_eval_prompts, build_prompts
@@ -257,11 +257,11 @@ def test_row_needs_no_prompt_where_an_environment_opens(make_rows: Any):
 def test_environment_without_a_prompt_has_the_first_words():
     prompt = samples.prompt(messages=({"role": "user", "content": ""},))
     said = ({"role": "system", "content": "s"}, {"role": "user", "content": "go"})
-    assert _opening_messages(prompt, said, extends=False) == list(said)
-    assert _opening_messages(prompt, said[1:], extends=True) == [{"role": "user", "content": "go"}]
-    assert _opening_messages(prompt, (), extends=True) == [{"role": "user", "content": ""}]
+    assert opening_messages(prompt, said, extends=False) == list(said)
+    assert opening_messages(prompt, said[1:], extends=True) == [{"role": "user", "content": "go"}]
+    assert opening_messages(prompt, (), extends=True) == [{"role": "user", "content": ""}]
     parts = samples.prompt(messages=({"role": "user", "content": [{"type": "text", "text": "a"}]},))
-    assert _opening_messages(parts, said[1:], extends=True) == [{"role": "user", "content": "ago"}]
+    assert opening_messages(parts, said[1:], extends=True) == [{"role": "user", "content": "ago"}]
 
 
 def test_stream_for_evaluation_is_taken_as_far_as_it_goes():

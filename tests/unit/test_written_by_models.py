@@ -86,7 +86,7 @@ def echo(**anything: Any) -> Any:
 def check_turn(parse: Callable[..., ParsedTurn], text: str, folder: Path) -> None:
     """Take ``text`` through a conversation with a tool, a checkpoint and the sinks of a run."""
     renderer, tokenizer = chat_renderer(WITH_TOOLS, tools=[{"type": "function", "function": {"name": "echo"}}])
-    renderer._parse = parse  # type: ignore[attr-defined]
+    renderer.parse_text = parse  # type: ignore[misc]
     turns: list[Any] = []
     dialogue = Dialogue(renderer, turns, [{"role": "user", "content": "?"}])
     sampled = dialogue.add_sampled_turn(tokenizer.completion(text))

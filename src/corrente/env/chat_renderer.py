@@ -65,7 +65,7 @@ class ChatRenderer:
     def check_format(self, *, keep_history: bool) -> None:
         """Raise ConfigError where there is no chat template, where the calls' format is unknown, and where ``keep_history`` is
         asked of a template that does not show answers as they are."""
-        self._parse("")
+        self.parse_text("")
         if (
             _MARK not in self.render([ANY_MESSAGE, {"role": "assistant", "content": _MARK}, ANY_MESSAGE])
             and keep_history
@@ -96,7 +96,7 @@ class ChatRenderer:
 
     def parse_turn(self, text: str, *, before: str) -> ParsedTurn:
         """Split a turn's text into content and calls. ``before``: the text of its context."""
-        return self._parse(text, before=before)
+        return self.parse_text(text, before=before)
 
     def leading_special(self, text: str) -> str:
         """The special token that ``text`` begins with; empty where it begins with none."""
@@ -128,7 +128,7 @@ class ChatRenderer:
         return [{"role": "system", "content": text}, *messages]
 
     @cached_property
-    def _parse(self) -> TurnParser:
+    def parse_text(self) -> TurnParser:
         return choose_parser(self._calls, tokenizer=self._hf, tools=self._tools) if self._tools else parse_plain_text
 
     @property

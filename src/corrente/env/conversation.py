@@ -175,9 +175,7 @@ class _EpisodeRun:
             return self._dialogues[agent]
         first = not self._dialogues
         opening = (
-            _opening_messages(self._prompt, messages, extends=self._instance.extends_prompt)
-            if first
-            else list(messages)
+            opening_messages(self._prompt, messages, extends=self._instance.extends_prompt) if first else list(messages)
         )
         self._dialogues[agent] = Dialogue(
             self._renderer,
@@ -254,7 +252,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
 
 
-def _opening_messages(prompt: Prompt, messages: tuple[dict[str, Any], ...], *, extends: bool) -> list[Message]:
+def opening_messages(prompt: Prompt, messages: tuple[dict[str, Any], ...], *, extends: bool) -> list[Message]:
     """Messages that the first agent reads: the prompt (plain text as a user message), then the environment's first messages."""
     asked: list[Message] = [dict(message) for message in prompt.messages]
     if not asked and (prompt.text or not messages):

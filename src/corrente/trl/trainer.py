@@ -110,7 +110,7 @@ class Trainer(Callbacks, Scripting):
         self._loaded: Any = None
         self._tokenizer: Any = processing_class
         self._folder: Path | None = None
-        path = self._put_model()
+        path = self.put_model()
         family = model_type(model_cache.cached_model(path) or Path(path))
         adapters = bring.adapters(peft_config, model_type=family)
         self._tables = {**self._rewards.tables(), **adapters, **self._env_tables()}
@@ -196,7 +196,7 @@ class Trainer(Callbacks, Scripting):
             raise ConfigError("evaluate: there is no eval_dataset; give one here, or to the trainer")
         inputs = msgspec.structs.replace(self._inputs, eval_dataset=dataset)
         rows = bring.rows(dataset) or self._config.eval.prompts
-        self._put_model()
+        self.put_model()
         config = msgspec.structs.replace(self._config, eval=msgspec.structs.replace(self._config.eval, prompts=rows))
         config = self._with_weights(config, self._trained)
         step, steps = self.state.global_step, count(self.args, self._facts(config.model.path))
@@ -260,7 +260,8 @@ class Trainer(Callbacks, Scripting):
             raise ConfigError(f"args: {type(args).__name__} given; {type(self).__name__} takes {wanted}")
         raise ConfigError(f"args: of type {type(args).__module__}.{type(args).__name__}; it must be corrente.{wanted}")
 
-    def _put_model(self) -> str:
+    def put_model(self) -> str:
+        """Bring the given model to where a run finds it, again if its weights have changed since; returns the directory."""
         download = download_arguments(self.args)
         self._model_path = self._bench.model(self._given_model, self._given_class, download=download)
         return self._model_path
@@ -297,14 +298,14 @@ class Trainer(Callbacks, Scripting):
     def _where(self, resume: bool | str | None) -> tuple[RunConfig, Path | None]:
         """The config of the run that train() makes or goes on with, and the checkpoint it starts from."""
         if not resume:
-            config = self._resolve(self._put_model())
+            config = self._resolve(self.put_model())
             if isinstance(self._given_model, str | Path) or not isinstance(config.adapters, Full):
                 config = self._with_weights(config, self._trained)  # a module that was given has them already
             config, folder = run_folder.create(config)
             run_folder.begin(folder, config)
             return config, None
         start = weights.checkpoint_of(self._output, resume)
-        return resuming.resumed(self._resolve(self._put_model()), start, self._output), start
+        return resuming.resumed(self._resolve(self.put_model()), start, self._output), start
 
     def _with_weights(self, config: RunConfig, trained: Path | None) -> RunConfig:
         if trained is None:
