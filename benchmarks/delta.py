@@ -90,7 +90,7 @@ async def measure(model: Path, *, lr: float, steps: int, given: argparse.Namespa
         filter=c.Filter(zero_variance=given.zero_variance),
     )
     async with open_parts(config) as parts:
-        watch = Watch(parts.sync, parts.learner._core.tensors)  # pyright: ignore
+        watch = Watch(parts.sync, parts.learner.core.tensors)  # pyright: ignore
         await pipeline.run(msgspec.structs.replace(parts, sync=watch))
     figures: dict[str, float] = {}
     for dtype, found in watch.steps.items():

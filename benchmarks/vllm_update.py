@@ -104,7 +104,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         costs = await publishes(engine, publisher, args)
         rates: dict[str, float] = {}
         for interval in args.intervals:
-            engine._interval = interval
+            engine.stream_interval = interval
             rates[str(interval)] = await flood(engine, requests=args.requests, tokens=args.tokens)
     memory.close()
     median = {key: statistics.median(cost[key] for cost in costs) for key in costs[0]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -97,6 +98,9 @@ def run_ranks(count: int, work: Callable[..., Any], folder: Path, *arguments: An
 
     Learners in them get a ShardedBackend for backend.kind "single". AssertionError where a process fails or hangs.
     """
+    root = str(Path(__file__).parents[2])
+    if root not in sys.path:  # a spawned process imports this module by its name, along the path of this one
+        sys.path.append(root)
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_rank, args=(rank, count, work, folder, arguments)) for rank in range(count)]
     for process in processes:

@@ -87,7 +87,7 @@ class VllmEngine:
         vocabulary: int = 0,
     ) -> None:
         self.client, self._decode, self.prefix_cache = client, decode, prefix_cache
-        self._stream_interval, self._clock, self._vocabulary = stream_interval, clock, vocabulary
+        self.stream_interval, self._clock, self._vocabulary = stream_interval, clock, vocabulary
         self.flip_s = FLIP_S
         self._run_label = secrets.token_hex(4)
         self.served_model, self.context = "", 0
@@ -295,7 +295,7 @@ class VllmEngine:
                 "stop_token_ids": sorted(request_stop_ids(sampling, self._decode)),
                 "logprobs": 0,
                 "detokenize": bool(sampling.stop),
-                "stream_interval": self._stream_interval,
+                "stream_interval": self.stream_interval,
             },
         }
         if self.prefix_cache == "salt":
