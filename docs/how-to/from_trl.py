@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from corrente.trl.argument import Argument
-from corrente.trl.callbacks import UNHEARD
+from corrente.trl.callbacks import UNSUPPORTED_EVENTS
 from corrente.trl.config import ARGUMENTS
 from corrente.trl.methods import ASYNC, ELSEWHERE, GRPO, SHARED
 from corrente.trl.training import TRAINING
@@ -42,7 +42,7 @@ def render() -> str:
             "\n### Names of other versions\n\n| name | use |\n|---|---|\n",
             *(f"| `{name}` | {use} |\n" for name, use in ELSEWHERE.items()),
             "\n### Events that callbacks cannot wait for\n\n| event | why |\n|---|---|\n",
-            *(f"| `{event}` | {why} |\n" for event, why in UNHEARD.items()),
+            *(f"| `{event}` | {why} |\n" for event, why in UNSUPPORTED_EVENTS.items()),
         ]
     )
 

@@ -649,11 +649,11 @@ def test_run_that_cannot_start_closes_its_files(make: Callable[..., GRPOTrainer]
 def test_reward_functions_are_told_updates_where_a_step_makes_several(make: Callable[..., GRPOTrainer]):
     told: list[tuple[int, int]] = []
 
-    def watching(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+    def run_watcher(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
         told.append((trainer_state.global_step, trainer_state.max_steps))
         return [float(len(text)) for text in completions]
 
-    trainer = make({"max_steps": 4, "num_iterations": 2}, reward_funcs=watching)
+    trainer = make({"max_steps": 4, "num_iterations": 2}, reward_funcs=run_watcher)
     trainer.train()
     assert sorted(set(told)) == [(0, 4), (2, 4)]
     assert trainer.state.global_step == 4

@@ -21,7 +21,7 @@ from corrente.config import Embedded, Http, Inline, NoBuffer, Procs, RunConfig, 
 from corrente.entrypoints.checks import check_config
 from corrente.entrypoints.inputs import RunInputs
 from corrente.errors import ConfigError
-from corrente.trl import bring
+from corrente.trl import trainer_inputs
 from corrente.trl.argument import Argument
 from corrente.trl.config import ARGUMENTS, PASSED_ON
 from corrente.trl.methods import ASYNC, GRPO, SHARED
@@ -586,15 +586,15 @@ def test_no_bound_of_the_gradient_is_none_here_as_in_trl():
 def test_rank_stabilised_adapters_are_scaled_as_peft_scales_them():
     peft = pytest.importorskip("peft")
     wanted = peft.LoraConfig(r=16, lora_alpha=8, target_modules=["q_proj"], use_rslora=True)
-    keys = bring.adapters(wanted)
+    keys = trainer_inputs.adapters(wanted)
     assert keys["adapters.alpha"] / keys["adapters.rank"] == pytest.approx(8 / 4)
 
 
 def test_layers_that_nobody_names_are_those_of_peft_for_the_model():
     peft = pytest.importorskip("peft")
-    assert bring.adapters(peft.LoraConfig(), model_type="llama")["adapters.targets"] == ["q_proj", "v_proj"]
+    assert trainer_inputs.adapters(peft.LoraConfig(), model_type="llama")["adapters.targets"] == ["q_proj", "v_proj"]
     with pytest.raises(ConfigError, match="peft has none for models of type 'own'"):
-        bring.adapters(peft.LoraConfig(), model_type="own")
+        trainer_inputs.adapters(peft.LoraConfig(), model_type="own")
 
 
 def test_reference_that_follows_has_trls_two_knobs():

@@ -15,11 +15,11 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from corrente import GRPOConfig
 from corrente.entrypoints.blocking import run_blocking
-from corrente.trl.bring import Workbench
 from corrente.trl.callbacks import Callbacks
 from corrente.trl.logs import LogWindow, evaluated
+from corrente.trl.run_watcher import Watcher
+from corrente.trl.trainer_inputs import ModelFolder
 from corrente.trl.translate import Facts, Steps, count
-from corrente.trl.watching import Watcher
 
 
 class Heard(Callbacks):
@@ -186,12 +186,12 @@ class Saved(SimpleNamespace):
         (Path(folder) / f"{self.name}.json").write_text("{}")
 
 
-def put(bench: Workbench) -> Path:
-    return Path(bench.reward(0, Saved(name="model"), Saved(name="tokenizer")))
+def put(model_folder: ModelFolder) -> Path:
+    return Path(model_folder.reward(0, Saved(name="model"), Saved(name="tokenizer")))
 
 
 def test_trainers_of_one_folder_have_and_remove_their_own(tmp_path: Path):
-    first, second = Workbench(tmp_path), Workbench(tmp_path)
+    first, second = ModelFolder(tmp_path), ModelFolder(tmp_path)
     one, two = put(first), put(second)
     assert one != two
     first.remove()
@@ -205,7 +205,7 @@ def test_trainers_of_one_folder_have_and_remove_their_own(tmp_path: Path):
 def test_folder_of_a_trainer_that_was_killed_is_removed_by_the_next(tmp_path: Path):
     left = tmp_path / ".corrente" / "killed"
     (left / "model").mkdir(parents=True)
-    first, second = Workbench(tmp_path), Workbench(tmp_path)
+    first, second = ModelFolder(tmp_path), ModelFolder(tmp_path)
     alive = put(first)
     assert not left.exists()
     put(second)

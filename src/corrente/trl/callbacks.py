@@ -12,7 +12,7 @@ from corrente.observe.jsonl import read_metrics
 from corrente.trl.translate import Steps, in_steps
 from corrente.trl.weights import step_of
 
-UNHEARD = {
+UNSUPPORTED_EVENTS = {
     "on_substep_end": "micro-batches are cut by tokens, in the learner's process",
     "on_pre_optimizer_step": "gradients are in the learner's process",
     "on_optimizer_step": "the optimizer is in the learner's process",
@@ -97,15 +97,15 @@ class Callbacks:
         state.is_hyper_param_search = False
 
     def _close_bars(self) -> None:
-        """Of transformers' ProgressCallback, which leaves them open where a run does not come to its end."""
+        """Close the bars of transformers' ProgressCallback, which leaves them open where a run does not come to its end."""
         for callback in self.callback_handler.callbacks:
             for name in ("training_bar", "prediction_bar"):
                 if (bar := getattr(callback, name, None)) is not None:
                     bar.close()
                     setattr(callback, name, None)
 
-    def _hand(self, model: Any) -> None:
-        """What callbacks get as ``model``, and the tokenizer."""
+    def _set_handler_model(self, model: Any) -> None:
+        """Set what callbacks get as ``model``, and the tokenizer."""
         self.callback_handler.model, self.callback_handler.processing_class = model, self.processing_class
 
     def _call(self, event: str, **more: Any) -> None:
@@ -118,7 +118,7 @@ def _check(callback: Any) -> None:
     cls = callback if isinstance(callback, type) else type(callback)
     if not issubclass(cls, TrainerCallback):
         raise ConfigError(f"callbacks: {cls.__name__} is no transformers.TrainerCallback")
-    for event, why in UNHEARD.items():
+    for event, why in UNSUPPORTED_EVENTS.items():
         if getattr(cls, event) is not getattr(TrainerCallback, event) and not cls.__module__.startswith(
             "transformers."
         ):

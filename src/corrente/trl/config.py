@@ -31,7 +31,7 @@ DEPRECATED = {
 
 
 class Arguments:
-    """What both configs do. An attribute may be set later, as in TRL; the trainer looks at what is there when it is made."""
+    """The methods of both configs. An attribute may be set later, as in TRL: the trainer looks when it is made."""
 
     asynchronous: ClassVar[bool]
     output_dir: str | None
@@ -56,8 +56,8 @@ class Arguments:
         for line in remarks(self):
             warnings.warn(line, stacklevel=2)
 
-    def says(self, name: str) -> bool:
-        """Whether ``name`` was given, or set to another value than its default."""
+    def is_set(self, name: str) -> bool:
+        """True if ``name`` was given, or set to another value than its default."""
         if name in self.given:
             return True
         value = getattr(self, name)
@@ -65,7 +65,9 @@ class Arguments:
         return type(value) is not type(default) or value != default
 
     def __repr__(self) -> str:
-        said = {n: v for n, v in self.to_dict().items() if (n == PASSED_ON and v) or (n in ARGUMENTS and self.says(n))}
+        said = {
+            n: v for n, v in self.to_dict().items() if (n == PASSED_ON and v) or (n in ARGUMENTS and self.is_set(n))
+        }
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in said.items())})"
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who generates, how tokens are drawn, and how far generation runs ahead."""
+"""Keys of engine, sampling and staleness: who generates, how tokens are drawn, and how far generation runs ahead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WITH_HOST = ("http", "collective", "vllm_nccl")
 def uses_vllm(args: Any) -> bool:
     """GRPOConfig: use_vllm. AsyncGRPOConfig: that, or an address of a server that was given."""
     return bool(args.use_vllm) or (
-        args.asynchronous and args.says("vllm_server_base_url") and bool(args.vllm_server_base_url)
+        args.asynchronous and args.is_set("vllm_server_base_url") and bool(args.vllm_server_base_url)
     )
 
 
@@ -74,7 +74,7 @@ def _attached(args: Any) -> Writes:
     host = "127.0.0.1" if args.vllm_server_host == "0.0.0.0" else args.vllm_server_host
     url = args.vllm_server_base_url or f"http://{host}:{args.vllm_server_port}"
     for name in ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_model_impl"):
-        if args.says(name):
+        if args.is_set(name):
             raise ConfigError(
                 f"{name} = {getattr(args, name)!r}: with vllm_mode = 'server' it is for the command that starts it"
             )
@@ -83,12 +83,12 @@ def _attached(args: Any) -> Writes:
     if parts.hostname and parts.hostname not in HERE:
         yield "sync.kind", "http"
         kind = (getattr(args, PASSED_ON) or {}).get("sync.kind", "http")
-        if kind in WITH_HOST and (facing := _facing(parts.hostname)) is not None:
+        if kind in WITH_HOST and (facing := _local_address(parts.hostname)) is not None:
             yield "sync.host", facing
 
 
-def _facing(host: str) -> str | None:
-    """This machine's address on the way to ``host``, to which nothing is sent; None where no way is known."""
+def _local_address(host: str) -> str | None:
+    """Return this machine's address on the way to ``host``, to which nothing is sent; None where no way is known."""
     try:
         (family, kind, _, _, there), *_ = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as way:

@@ -46,7 +46,7 @@ def evaluated(values: Mapping[str, float]) -> dict[str, float]:
 
 
 class LogWindow:
-    """What was measured since the last log, as means; ``num_tokens`` since the beginning."""
+    """The means of what was measured since the last log; ``num_tokens`` since the beginning."""
 
     def __init__(self, *, tokens: float = 0.0) -> None:
         """``tokens``: what a run that goes on had seen before."""

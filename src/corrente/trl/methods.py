@@ -1,4 +1,4 @@
-"""What TRL's GRPOConfig and AsyncGRPOConfig have beside TrainingArguments (TRL 1.16): name, default, where it stands."""
+"""TRL's arguments of GRPOConfig and AsyncGRPOConfig beside TrainingArguments (TRL 1.16): name, default, where it stands."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from corrente.trl.config import PASSED_ON
 
 
 def download_arguments(args: Any) -> dict[str, Any]:
-    """What of model_init_kwargs decides which files of the hub are used."""
+    """The keys of model_init_kwargs that decide which files of the hub are used."""
     return {name: value for name, value in (args.model_init_kwargs or {}).items() if name in DOWNLOAD}
 
 

@@ -32,7 +32,7 @@ def resumed(config: RunConfig, start: Path, output: Path) -> RunConfig:
         config = msgspec.structs.replace(config, adapters=msgspec.structs.replace(config.adapters, init=init))
     began = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=before.model.path))
     own = _below(before.model.path, output) and Path(before.model.path).is_dir()
-    with _in_words_of_trl():
+    with _in_trl_terms():
         run_folder.reopen(began if own else config)
     return began if own else config
 
@@ -41,7 +41,7 @@ def resumed(config: RunConfig, start: Path, output: Path) -> RunConfig:
 def held(folder: Path, config: RunConfig, *, start: Path | None) -> Iterator[None]:
     """Hold the run's folder. If it goes on from ``start``, what was written after that is put aside, or taken back."""
     with ExitStack() as stack:
-        with _in_words_of_trl():
+        with _in_trl_terms():
             stack.enter_context(run_folder.held(folder))
         if start is not None:
             put_aside(start)
@@ -50,7 +50,7 @@ def held(folder: Path, config: RunConfig, *, start: Path | None) -> Iterator[Non
 
 
 @contextmanager
-def _in_words_of_trl() -> Iterator[None]:
+def _in_trl_terms() -> Iterator[None]:
     """Faults of resuming name the options of a command line, which a script does not have."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What training scripts do with a trainer after train(): metrics, state, model and card written out, and an Accelerator asked."""
+"""Methods for training scripts after train(): metrics, state, model and card are written, and an Accelerator is asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corrente.trl.publish import push, write_card
 
 
 class OneProcess:
-    """What scripts ask of ``trainer.accelerator``, answered for the one process a script is; the learner is another."""
+    """The answers of ``trainer.accelerator`` for the one process a script is; the learner is another."""
 
     is_main_process = is_local_main_process = is_last_process = True
     num_processes = 1

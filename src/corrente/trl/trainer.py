@@ -39,16 +39,16 @@ from corrente.observe.base import Sink
 from corrente.observe.fanout import Fanout
 from corrente.observe.jsonl import JsonlSink
 from corrente.observe.trackers import open_trackers
-from corrente.trl import bring, resuming, weights
+from corrente.trl import resuming, trainer_inputs, weights
 from corrente.trl.best_checkpoint import choose_best
 from corrente.trl.callbacks import Callbacks
 from corrente.trl.config import Arguments, AsyncGRPOConfig, GRPOConfig
 from corrente.trl.constructor import check_machine, refuse_objects
 from corrente.trl.logs import evaluated
 from corrente.trl.model_arguments import download_arguments, trusts_code
+from corrente.trl.run_watcher import Watcher
 from corrente.trl.scripting import Scripting
-from corrente.trl.translate import Facts, count, explained, translate
-from corrente.trl.watching import Watcher
+from corrente.trl.translate import Facts, count, translate, with_argument_names
 from corrente.trl.weights import step_of
 
 NOT_OURS = {
@@ -60,7 +60,7 @@ NOT_OURS = {
 
 
 class Trainer(Callbacks, Scripting):
-    """What both trainers do; see the module."""
+    """The methods of both trainers; see the module."""
 
     config_class: ClassVar[type[Any]]
     suffix: ClassVar[str]
@@ -86,17 +86,19 @@ class Trainer(Callbacks, Scripting):
         if not isinstance(callbacks or (), Sequence):
             raise ConfigError(f"callbacks: {callbacks!r} given; it must be a list of callbacks")
         refuse_objects(optimizers=optimizers, quantization_config=quantization_config, rollout_func=rollout_func)
-        bring.check_model(model)
+        trainer_inputs.check_model(model)
         self.args = self._arguments(args, model)
         check_machine()
         if train_dataset is None and environment_factory is not None and not isinstance(environment_factory, dict):
-            train_dataset = bring.placeholders(self.args)
+            train_dataset = trainer_inputs.placeholders(self.args)
         self._output = Path(expand_home(str(self.args.output_dir or "trainer_output"))).absolute()
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self._given_model, self._given_class = model, processing_class
-        self._bench = bring.Workbench(self._output, trust_remote_code=trusts_code(self.args))
-        weakref.finalize(self, self._bench.remove)
-        self._rewards = bring.rewards(reward_funcs, reward_processing_classes, self.args.reward_weights, self._bench)
+        self._model_folder = trainer_inputs.ModelFolder(self._output, trust_remote_code=trusts_code(self.args))
+        weakref.finalize(self, self._model_folder.remove)
+        self._rewards = trainer_inputs.rewards(
+            reward_funcs, reward_processing_classes, self.args.reward_weights, self._model_folder
+        )
         self.reward_funcs = list(self._rewards.functions)
         self._inputs = RunInputs(
             reward_functions=self._rewards.functions,
@@ -112,10 +114,10 @@ class Trainer(Callbacks, Scripting):
         self._folder: Path | None = None
         path = self.put_model()
         family = model_type(model_cache.cached_model(path) or Path(path))
-        adapters = bring.adapters(peft_config, model_type=family)
+        adapters = trainer_inputs.adapters(peft_config, model_type=family)
         self._tables = {**self._rewards.tables(), **adapters, **self._env_tables()}
         self._config = self._resolve(self._model_path)
-        self._begin_callbacks(callbacks or (), model=self._here, tokenizer=processing_class)
+        self._begin_callbacks(callbacks or (), model=self._present_model, tokenizer=processing_class)
 
     # ---- methods of transformers' Trainer ------------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Trainer(Callbacks, Scripting):
         after the first, with a checkpoint of the version that was trained last, whose weights are then the trainer's; after the
         second, at once.
         """
-        config, start = self._where(resume_from_checkpoint)
+        config, start = self._run_to_start(resume_from_checkpoint)
         folder = run_folder_path(config)
         with resuming.held(folder, config, start=start):
             self._folder = folder
@@ -146,7 +148,7 @@ class Trainer(Callbacks, Scripting):
             self, steps=steps, stop=stop, folder=folder, log_event=lambda text: record.log_event("warning", text)
         )
         outcome = self._run(config, watcher, record, start=start, stop=stop)
-        self._keep(outcome)
+        self._take_weights(outcome)
         if watcher.error is not None:
             raise watcher.error
         if outcome.ended == "stopped" and not watcher.stopped:
@@ -166,12 +168,12 @@ class Trainer(Callbacks, Scripting):
         """The run itself. Its sinks are closed, however it ends."""
         folder, sinks = run_folder_path(config), [record]
         try:
-            self._hand(self._here)
+            self._set_handler_model(self._present_model)
             self._call("on_train_begin")
             self._call("on_epoch_begin")
             self._call("on_step_begin")
             sinks += [*open_trackers(config, folder, done=step_of(start) if start else 0), watcher]
-            self._hand(None)  # the learner has it
+            self._set_handler_model(None)  # the learner has it
             return run_blocking(
                 lambda signals: run_training(
                     config, sinks=sinks, resume=start is not None, inputs=self._inputs, signals=signals, stop=stop
@@ -195,7 +197,7 @@ class Trainer(Callbacks, Scripting):
         if dataset is None:
             raise ConfigError("evaluate: there is no eval_dataset; give one here, or to the trainer")
         inputs = msgspec.structs.replace(self._inputs, eval_dataset=dataset)
-        rows = bring.rows(dataset) or self._config.eval.prompts
+        rows = trainer_inputs.rows(dataset) or self._config.eval.prompts
         self.put_model()
         config = msgspec.structs.replace(self._config, eval=msgspec.structs.replace(self._config.eval, prompts=rows))
         config = self._with_weights(config, self._trained)
@@ -220,12 +222,12 @@ class Trainer(Callbacks, Scripting):
 
     @property
     def config(self) -> RunConfig:
-        """What the arguments come to."""
+        """The RunConfig that the arguments come to."""
         return self._config
 
     @property
     def run_folder(self) -> Path | None:
-        """Where the last train() wrote; None before the first."""
+        """The folder that the last train() wrote to; None before the first."""
         return self._folder
 
     @property
@@ -263,15 +265,15 @@ class Trainer(Callbacks, Scripting):
     def put_model(self) -> str:
         """Bring the given model to where a run finds it, again if its weights have changed since; returns the directory."""
         download = download_arguments(self.args)
-        self._model_path = self._bench.model(self._given_model, self._given_class, download=download)
+        self._model_path = self._model_folder.model(self._given_model, self._given_class, download=download)
         return self._model_path
 
     def _facts(self, model: str) -> Facts:
         return Facts(
             model=model,
-            rows=bring.rows(self.train_dataset),
+            rows=trainer_inputs.rows(self.train_dataset),
             evaluates=self.eval_dataset is not None,
-            eval_rows=bring.rows(self.eval_dataset),
+            eval_rows=trainer_inputs.rows(self.eval_dataset),
             tables={"run.dir": str(self._output / "runs"), **self._tables},
         )
 
@@ -282,7 +284,7 @@ class Trainer(Callbacks, Scripting):
         try:
             check_config(config, self._inputs)
         except ConfigError as error:
-            raise explained(error, self.args) from None
+            raise with_argument_names(error, self.args) from None
         return config
 
     def _env_tables(self) -> dict[str, Any]:
@@ -291,11 +293,11 @@ class Trainer(Callbacks, Scripting):
             return {}
         return {
             "env.kind": "tools" if self._inputs.environment_factory is None else "environment",
-            "env.max_turns": bring.MANY if turns is None else turns + 1,
+            "env.max_turns": trainer_inputs.MANY if turns is None else turns + 1,
             "env.max_total_tokens": self.args.max_completion_length,
         }
 
-    def _where(self, resume: bool | str | None) -> tuple[RunConfig, Path | None]:
+    def _run_to_start(self, resume: bool | str | None) -> tuple[RunConfig, Path | None]:
         """The config of the run that train() makes or goes on with, and the checkpoint it starts from."""
         if not resume:
             config = self._resolve(self.put_model())
@@ -316,17 +318,17 @@ class Trainer(Callbacks, Scripting):
 
     # ---- after a run ---------------------------------------------------------------------------------------------------------
 
-    def _keep(self, outcome: RunResult) -> None:
+    def _take_weights(self, outcome: RunResult) -> None:
         if outcome.checkpoint is not None:
             self._trained = outcome.checkpoint / LEARNER
             if self.args.load_best_model_at_end:
                 self._trained = choose_best(self, outcome.checkpoint) / LEARNER
         if self._loaded is not None or not isinstance(self._given_model, str | Path):
             self._loaded = self._load_model()
-        self._hand(self._here)
+        self._set_handler_model(self._present_model)
 
     @property
-    def _here(self) -> Any:
+    def _present_model(self) -> Any:
         """The model, if it is in this process."""
         given = None if isinstance(self._given_model, str | Path) else self._given_model
         return given if self._loaded is None else self._loaded

@@ -1,4 +1,4 @@
-"""From TRL's arguments to the tables of a RunConfig: pure, of what is known before a model is loaded.
+"""Translates TRL's arguments to the tables of a RunConfig: pure, of what is known before a model is loaded.
 
     config = translate(args, facts)          checked by the caller, with what the caller brings (RunInputs)
 
@@ -34,8 +34,11 @@ ALL_ROWS = 1_000_000
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer's other arguments come to. ``rows``: of the dataset, None where it does not say. ``tables``: keys that
-    follow from objects (model, rewards, adapters, tools)."""
+    """The numbers and keys that the trainer's other arguments come to.
+
+    ``rows``: of the dataset, None where it does not say. ``tables``: keys that follow from objects (model, rewards, adapters,
+    tools).
+    """
 
     model: str
     rows: int | None = None
@@ -81,15 +84,15 @@ def translate(args: Arguments, facts: Facts) -> RunConfig:
             for section in sections:
                 table = table.setdefault(section, {})
             table[leaf] = value
-    _follow(tables, passed)
+    _write_dependent_keys(tables, passed)
     try:
         return parse_config(tables, [f"{k}={schema.show(v)}" for k, v in passed.items()], source="the arguments")
     except ConfigError as error:
-        raise explained(error, args) from None
+        raise with_argument_names(error, args) from None
 
 
-def _follow(tables: dict[str, Any], passed: Mapping[str, Any]) -> None:
-    """What depends on how tokens are drawn, now that it is known. vLLM says what was kept for a draw only where top_k bounds it;
+def _write_dependent_keys(tables: dict[str, Any], passed: Mapping[str, Any]) -> None:
+    """Write the keys that depend on how tokens are drawn. vLLM says what was kept for a draw only where top_k bounds it;
     without, the weights of its samples stand for it, as they do in TRL."""
     drawn = {name: passed.get(f"sampling.{name}", tables["sampling"][name]) for name in DRAWN}
     tables["eval"] |= drawn
@@ -98,8 +101,8 @@ def _follow(tables: dict[str, Any], passed: Mapping[str, Any]) -> None:
         tables["sampling"]["keep_support"] = False
 
 
-def explained(error: ConfigError, args: Arguments) -> ConfigError:
-    """The same fault, with the argument that set the key it is about."""
+def with_argument_names(error: ConfigError, args: Arguments) -> ConfigError:
+    """Return the fault with the name of the argument that set the key it is about."""
     text = str(error).replace(COMMAND_LINE, PASSED_ON)
     at = text.split(" ", 1)[0].rstrip(":,")
     names = [
@@ -197,7 +200,7 @@ def in_steps(args: Any, name: str, value: float, steps: Steps, *, versions: bool
     updates = steps.total * steps.updates
     given = math.ceil(value * updates) if value < 1 else int(value)
     unit = steps.updates * (steps.per_version if versions else 1)
-    if given % unit and args.says(name) and value >= 1:
+    if given % unit and args.is_set(name) and value >= 1:
         per = "num_iterations" if steps.updates > 1 else "the steps of a version"
         raise ConfigError(f"{name} = {value:g}: it must be a multiple of {per} ({unit})")
     return _up(max(given, 1), unit) // steps.updates

@@ -60,7 +60,7 @@ def copy_model(folder: Path, target: Path, given: Any) -> None:
 
 
 def _name(given: Any) -> str | None:
-    """Where a model can be found again: a directory, or a name; None where that is not known."""
+    """Return where a model can be found again: a directory, or a name; None where that is not known."""
     name = str(given) if isinstance(given, str | Path) else str(getattr(given.config, "_name_or_path", ""))
     if Path(name).is_dir() or name in model_cache.KNOWN_MODELS:
         return str(model_cache.resolve_model(name).absolute()) if name else None

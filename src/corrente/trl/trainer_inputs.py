@@ -1,4 +1,4 @@
-"""What a trainer is given as objects, turned into what workers can read: directories, and keys of a RunConfig.
+"""Objects that a trainer is given become what workers can read: directories, and keys of a RunConfig.
 
 A loaded model, a tokenizer of the user's and loaded reward models are written below OUTPUT_DIR/.corrente, for the workers are
 other processes, into a folder of the trainer's own, and removed with it. Names of the Hugging Face hub are downloaded by
@@ -61,7 +61,7 @@ class Rewards(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 NO_DOWNLOAD: Mapping[str, Any] = {}
 
 
-class Workbench:
+class ModelFolder:
     """A trainer's own folder, made when something is put there, and locked as long as the trainer lives: several trainers may
     have one OUTPUT_DIR. Folders of those that were killed are removed."""
 
@@ -139,19 +139,19 @@ class Workbench:
         if self._own is None:
             self._output.mkdir(parents=True, exist_ok=True)
             with _held(self._output):
-                bench = self._output / BENCH
-                bench.mkdir(exist_ok=True)
-                for left in bench.iterdir():
+                model_folder = self._output / BENCH
+                model_folder.mkdir(exist_ok=True)
+                for left in model_folder.iterdir():
                     if (lock := _lock(left, fcntl.LOCK_NB)) is not None:
                         shutil.rmtree(left, ignore_errors=True)
                         _release(lock)
-                self._own = Path(tempfile.mkdtemp(dir=bench))
+                self._own = Path(tempfile.mkdtemp(dir=model_folder))
                 self._lock = _lock(self._own)
         return self._own
 
 
 def _lock(folder: Path, how: int = 0) -> int | None:
-    """What holds the folder until it is released or its process ends. None: another does, it is gone, or there are no locks."""
+    """Return what holds the folder until it is released or its process ends; None if another does, or there are no locks."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -194,7 +194,7 @@ def check_model(model: Any) -> None:
         )
 
 
-def rewards(given: Any, processing_classes: Any, weights: Sequence[float] | None, bench: Workbench) -> Rewards:
+def rewards(given: Any, processing_classes: Any, weights: Sequence[float] | None, model_folder: ModelFolder) -> Rewards:
     """``reward_funcs`` as TRL takes them: one or a list of functions, names of functions, and models by name, path or loaded."""
     members = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     if weights is not None and len(weights) != len(members):
@@ -216,7 +216,7 @@ def rewards(given: Any, processing_classes: Any, weights: Sequence[float] | None
             )
             continue
         scorers.append(
-            {"kind": "reward_model", "weight": weight, "chat": "given", **_scorer(at, member, tokenizer, bench)}
+            {"kind": "reward_model", "weight": weight, "chat": "given", **_scorer(at, member, tokenizer, model_folder)}
         )
     return Rewards(
         functions=tuple(f for f, _ in functions), weights=tuple(w for _, w in functions), scorers=tuple(scorers)
@@ -229,14 +229,14 @@ def _is_function(member: Any) -> bool:
     return callable(member) and not hasattr(member, "save_pretrained")
 
 
-def _scorer(at: int, member: Any, tokenizer: Any, bench: Workbench) -> dict[str, Any]:
+def _scorer(at: int, member: Any, tokenizer: Any, model_folder: ModelFolder) -> dict[str, Any]:
     key = f"reward_funcs[{at}]"
     if isinstance(member, str | Path):
-        path = bench.reward(at, bench.directory(str(member), key=key), tokenizer)
+        path = model_folder.reward(at, model_folder.directory(str(member), key=key), tokenizer)
         return {"path": path, "name": str(member).rstrip("/").rpartition("/")[2]}
     if hasattr(member, "save_pretrained"):
         name = str(getattr(member.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2] or f"reward_model_{at}"
-        return {"path": bench.reward(at, member, tokenizer), "name": name}
+        return {"path": model_folder.reward(at, member, tokenizer), "name": name}
     raise ConfigError(
         f"{key}: of type {type(member).__name__}; it must be a function, or a Hugging Face sequence classifier"
     )

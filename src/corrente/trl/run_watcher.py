@@ -40,20 +40,20 @@ class Watcher:
         self.error: BaseException | None = None
         self.stopped = False
         self._log_event = log_event
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._saved_at = -1
 
     # ---- what a Sink does ----------------------------------------------------------------------------------------------------
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "eval/episodes" in values:
-            self._guarded(lambda: self._evaluated(step, values))
+            self._call_safely(lambda: self._evaluated(step, values))
         elif "train/loss" in values:
-            self._guarded(lambda: self._stepped(step, values))
+            self._call_safely(lambda: self._stepped(step, values))
 
     def log_span(self, track: str, name: str, start_s: float, stop_s: float, attrs: Mapping[str, Any]) -> None:
         if written := attrs.get(CHECKPOINT_ATTR):
-            self._guarded(lambda: self._saved(str(written)))
+            self._call_safely(lambda: self._saved(str(written)))
 
     def log_sample(self, step: int, sample: Mapping[str, Any]) -> None:
         pass
@@ -81,7 +81,7 @@ class Watcher:
         self._losses.append(values["train/loss"])
         self._window.add(values)
         self._call("on_step_end")
-        self._note_wishes()
+        self._report_unplanned()
         last = step == self._steps.total
         ends = last or (bool(self._steps.per_epoch) and step % self._steps.per_epoch == 0)
         if ends:
@@ -92,14 +92,14 @@ class Watcher:
             self._call("on_epoch_begin")
         if not last:
             self._call("on_step_begin")
-        self._heed()
+        self._apply_control()
 
     def _evaluated(self, step: int, values: Mapping[str, float]) -> None:
         logs = evaluated(values)
         self.log(logs, at=step)
         self._call("on_evaluate", metrics=logs)  # which compares with the best of the evaluations before
         self._note_best(logs, step)
-        self._heed()
+        self._apply_control()
 
     def _saved(self, name: str) -> None:
         step = step_of_checkpoint(name)
@@ -112,7 +112,7 @@ class Watcher:
         link_checkpoint(output / f"checkpoint-{step * self._steps.updates}", target)
         self._trainer.state.save_to_json(str(self._folder / "trainer_state.json"))
         self._call("on_save")
-        self._heed()
+        self._apply_control()
 
     def _note_best(self, logs: Mapping[str, float], step: int) -> None:
         """state.best_metric and best_global_step, as transformers keeps them."""
@@ -127,14 +127,14 @@ class Watcher:
         if state.best_metric is None or (logs[name] > state.best_metric if larger else logs[name] < state.best_metric):
             state.best_metric, state.best_global_step = logs[name], step * self._steps.updates
 
-    def _note_wishes(self) -> None:
+    def _report_unplanned(self) -> None:
         """Checkpoints and evaluations are planned before a run; what a callback asks for besides is not done, and told."""
         control, state = self._trainer.control, self._trainer.state
         planned = {"should_save": state.save_steps, "should_evaluate": state.eval_steps}
         for flag, every in planned.items():
             last = state.global_step >= state.max_steps
-            if getattr(control, flag) and not last and state.global_step % every and flag not in self._told:
-                self._told.add(flag)
+            if getattr(control, flag) and not last and state.global_step % every and flag not in self._reported:
+                self._reported.add(flag)
                 key = flag.removeprefix("should_")
                 told = f"a callback set control.{flag} at step {state.global_step}, which {key}_steps does not plan: not done"
                 self._log_event(told)
@@ -154,7 +154,7 @@ class Watcher:
         t = self._trainer
         t.control = getattr(t.callback_handler, event)(t.args, t.state, t.control, **more)
 
-    def _heed(self) -> None:
+    def _apply_control(self) -> None:
         if (
             self._trainer.control.should_training_stop
             and self._trainer.state.global_step < self._trainer.state.max_steps
@@ -162,8 +162,8 @@ class Watcher:
             self.stopped = True
             self._stop.set()
 
-    def _guarded(self, call: Callable[[], None]) -> None:
-        """After an error callbacks are not called any more."""
+    def _call_safely(self, call: Callable[[], None]) -> None:
+        """Make a call, unless one before it raised: after an error callbacks are not called any more."""
         if self.error is not None:
             return
         try:
