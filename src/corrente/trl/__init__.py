@@ -6,7 +6,7 @@
 training.py, methods.py    every argument of TRL's configs and where it stands: data
 config.py                  the configs, made from it
 translate.py, objective.py, optimizer.py, model_arguments.py, engines.py      arguments to a RunConfig
-trainer_inputs.py, weights.py, best_checkpoint.py, checkpoint_links.py        models, tokenizers, rewards, adapters and checkpoints
+trainer_inputs.py, weights.py, best_checkpoint.py, checkpoint_links.py    models, tokenizers, rewards, adapters, checkpoints
 trainer.py, constructor.py, callbacks.py, run_watcher.py, logs.py, publish.py     the trainers, and what callbacks see of a run
 
 docs/how-to/from-trl.md lists every argument.
