@@ -37,7 +37,7 @@ from corrente.score.build import open_scorer
 from corrente.score.messages import JudgeSamples, Opinion, Sample
 from corrente.score.teacher import TeacherSource, scored_contexts
 from corrente.testing import samples
-from corrente.trl import bring
+from corrente.trl import trainer_inputs
 
 ALPHABET = "abcdefgh \n=?"
 CONTEXT = 48
@@ -155,12 +155,12 @@ def test_reward_model_that_is_named_gets_the_tokenizer_that_is_given(tmp_path: P
     folder.mkdir()
     write(folder, LlamaForSequenceClassification)
     given = tokenizer(tmp_path / "given", chat=True)
-    (found,) = bring.rewards(str(folder), given, None, bring.Workbench(output)).scorers
+    (found,) = trainer_inputs.rewards(str(folder), given, None, trainer_inputs.ModelFolder(output)).scorers
     assert (found["chat"], found["name"]) == ("given", "judge")
     assert AutoTokenizer.from_pretrained(found["path"]).chat_template == CHAT
     assert not AutoTokenizer.from_pretrained(folder).chat_template
     assert (Path(found["path"]) / "model.safetensors").samefile(folder / "model.safetensors")
-    (plain,) = bring.rewards(str(folder), None, None, bring.Workbench(output)).scorers
+    (plain,) = trainer_inputs.rewards(str(folder), None, None, trainer_inputs.ModelFolder(output)).scorers
     assert plain["path"] == str(folder)
 
 
